@@ -1,0 +1,1 @@
+"""The sidecar: receives snapshots, keeps a journal, evaluates definitions, feeds Prometheus and W&B."""

@@ -1,0 +1,1 @@
+"""A PromQL evaluator over samples in memory."""

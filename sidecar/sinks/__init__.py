@@ -1,0 +1,1 @@
+"""Where evaluated metrics go: Prometheus and Weights & Biases."""

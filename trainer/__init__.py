@@ -1,0 +1,1 @@
+"""The trainer: a frozen target produces hidden states, drafter workers learn from them."""
