@@ -23,7 +23,7 @@ def test_file_and_function_sizes(path: Path) -> None:
         and node.end_lineno - node.lineno >= 50
     ]
 
-    assert [] == too_long
+    assert too_long == []
     assert text.count("\n") <= limit
 
 
