@@ -1,0 +1,285 @@
+"""The trainer's telemetry thread: reads the cells, keeps a ring, sends, and answers replays.
+
+Workers never come here. They add to cells and append to a bounded mailbox; this thread copies the cells once per
+interval, numbers and encodes what the mailbox holds, keeps the bodies in a ring bounded in bytes, and sends without
+ever waiting. Why a thread of its own: pyzmq gives up the GIL inside `send`, so beside busy Python threads a send costs
+its caller milliseconds, and this thread is the only one that may afford that.
+
+The socket is an XPUB. A new subscription to a live topic is answered with a hello; a `replay/...` subscription is a
+request, served from the ring in small chunks between ticks (`shared.wire`). Nothing here raises into the trainer: the
+thread owns its socket alone and dies with the process.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from shared.cells import Cells
+from shared.wire import (
+    PROTOCOL_VERSION,
+    REPLAY_PREFIX,
+    TOPIC_EVENT,
+    TOPIC_HELLO,
+    TOPIC_SNAP,
+    TOPIC_STEP,
+    Device,
+    Event,
+    FrameError,
+    Hello,
+    Record,
+    ReplayChunk,
+    ReplayRequest,
+    Scalar,
+    Snap,
+    Step,
+    encode,
+)
+
+SEND_HIGH_WATER_MARK = 2_000
+MAILBOX_RECORDS = 100_000
+HELLO_INTERVAL_S = 10.0
+MIN_HELLO_GAP_S = 0.05
+"""However fast subscribers come and go, a hello is not built more often than this."""
+MAX_OPEN_REPLAYS = 64
+CHUNK_BYTES = 128 * 1024
+CLOSE_QUIET_S = 0.3
+MAX_SLEEP_S = 0.1
+"""How long `close` may have to wait for the thread to notice."""
+_TOPICS: dict[type[Record], bytes] = {Snap: TOPIC_SNAP, Step: TOPIC_STEP, Event: TOPIC_EVENT}
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the hello says about a session besides its schema and sequence numbers."""
+
+    run_id: str
+    session: str
+    pid: int
+    start_time_s: float
+    topology: tuple[Device, ...] = ()
+    config: dict[str, Scalar] = {}
+    rank: int = 0
+    world_size: int = 1
+
+
+class Ring:
+    """The newest records, dense in sequence number, bounded in bytes. One thread only."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bodies: dict[int, bytes] = {}
+        self.first_seq = 0
+        self.next_seq = 0
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def append(self, body: bytes) -> None:
+        """Keep a body under the next sequence number, dropping the oldest ones over the bound."""
+        self._bodies[self.next_seq] = body
+        self.next_seq += 1
+        self.num_bytes += len(body)
+        while self.num_bytes > self._max_bytes and len(self._bodies) > 1:
+            self.num_bytes -= len(self._bodies.pop(self.first_seq))
+            self.first_seq += 1
+
+    def chunk(self, first_seq: int, end_seq: int) -> tuple[int, tuple[bytes, ...]]:
+        """The first held sequence number >= first_seq, and bodies from there, about CHUNK_BYTES of them."""
+        seq = first_seq = max(first_seq, self.first_seq)
+        bodies, size = [], 0
+        while seq < min(end_seq, self.next_seq) and size < CHUNK_BYTES:
+            bodies.append(self._bodies[seq])
+            size += len(bodies[-1])
+            seq += 1
+        return first_seq, tuple(bodies)
+
+
+class Publisher:
+    """Publish snapshots, step records and events of one session.
+
+    Args:
+        cells: the counters; all declared before `start`.
+        identity: what the hello says.
+        path: socket path, claimed by the caller (`EndpointClaim`).
+        interval_s: seconds between snapshots.
+        ring_bytes: how much history can be replayed.
+        on_tick: called on the telemetry thread before each snapshot, to mirror pulled values into cells.
+        collect: called on the telemetry thread; returns step records that have become readable, in order, with
+            `session` and `seq` left blank.
+    """
+
+    def __init__(  # noqa: PLR0913 - a composition root calls it once, by keyword
+        self,
+        *,
+        cells: Cells,
+        identity: Identity,
+        path: Path,
+        interval_s: float = 1.0,
+        ring_bytes: int = 64 * 1024 * 1024,
+        on_tick: Callable[[], None] = lambda: None,
+        collect: Callable[[], Iterable[Step]] = lambda: (),
+        linger_s: float = 5.0,
+    ) -> None:
+        self._identity = identity
+        self._cells = cells
+        self._schema = cells.schema()
+        self._path = path
+        self._interval_s = interval_s
+        self._linger_s = linger_s
+        self._on_tick = on_tick
+        self._collect = collect
+        self._ring = Ring(ring_bytes)
+        self._events: deque[Event] = deque(maxlen=MAILBOX_RECORDS)
+        self._replays: deque[tuple[ReplayRequest, int]] = deque()
+        self._subscribers = 0
+        self._ever_subscribed = False
+        self._last_hello_s = 0.0
+        self._next_hello_s = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.XPUB)
+
+    @property
+    def ring(self) -> Ring:
+        """The ring, for its figures; only `on_tick` may read it."""
+        return self._ring
+
+    def start(self) -> None:
+        """Bind and start the thread; call it before other threads exist, since binding sets the umask."""
+        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        _bind_group_writable(self._socket, self._path)
+        self._thread.start()
+
+    def event(self, kind: str, **detail: Scalar) -> None:
+        """Queue an event; never blocks, safe from any thread."""
+        self._events.append(Event(session="", seq=0, time_s=time.time(), kind=kind, detail=detail))
+
+    def close(self, exit_code: int) -> None:
+        """Send what is left and a goodbye; waits at most the linger time for a sidecar that is being restarted."""
+        self.event("goodbye", exit_code=exit_code)
+        self._stopping.set()
+        self._thread.join(timeout=self._linger_s + 5.0)
+        self._context.destroy(linger=0)
+
+    def _run(self) -> None:
+        next_tick_s = time.monotonic()
+        while not self._stopping.is_set():
+            now_s = time.monotonic()
+            if now_s >= self._next_hello_s:
+                self._send_hello()
+            if now_s >= next_tick_s:
+                self._tick()
+                # A late tick is not made up for: two snapshots in one interval would say nothing new.
+                next_tick_s = max(next_tick_s + self._interval_s, time.monotonic())
+            wake_s = min(next_tick_s, self._next_hello_s, now_s + MAX_SLEEP_S)
+            self._serve(0.0 if self._replays else max(wake_s - time.monotonic(), 0.0))
+        self._tick()
+        self._say_goodbye()
+
+    def _tick(self) -> None:
+        """Number and send everything that is ready, then one snapshot."""
+        self._on_tick()
+        for step in self._collect():
+            self._publish(step)
+        while self._events:
+            self._publish(self._events.popleft())
+        self._publish(
+            Snap(session="", seq=0, time_s=time.time(), monotonic_s=time.monotonic(), values=self._cells.snapshot())
+        )
+
+    def _publish(self, record: Record) -> None:
+        body = encode(msgspec.structs.replace(record, session=self._identity.session, seq=self._ring.next_seq))
+        self._ring.append(body)
+        self._send(_TOPICS[type(record)], body)
+
+    def _send(self, topic: bytes, body: bytes) -> None:
+        # XPUB never reports a full pipe: it drops, and the sidecar sees the gap by sequence number.
+        self._socket.send_multipart((topic, body), flags=zmq.NOBLOCK)
+
+    def _send_hello(self) -> None:
+        self._last_hello_s = time.monotonic()
+        self._next_hello_s = self._last_hello_s + HELLO_INTERVAL_S
+        who = self._identity
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            run_id=who.run_id,
+            session=who.session,
+            pid=who.pid,
+            start_time_s=who.start_time_s,
+            interval_s=self._interval_s,
+            topology=who.topology,
+            config=who.config,
+            schema=self._schema,
+            schema_digest=self._schema.digest,
+            first_seq=self._ring.first_seq,
+            next_seq=self._ring.next_seq,
+            rank=who.rank,
+            world_size=who.world_size,
+        )
+        self._send(TOPIC_HELLO, encode(hello))
+
+    def _serve(self, timeout_s: float) -> None:
+        """Wait for subscriptions until the timeout, take in those that came, send one chunk of one replay."""
+        if self._socket.poll(round(timeout_s * 1000)):
+            for _ in range(100):
+                try:
+                    self._take_subscription(self._socket.recv(zmq.NOBLOCK))
+                except zmq.Again:
+                    break
+        if self._replays:
+            request, seq = self._replays.popleft()
+            first_seq, bodies = self._ring.chunk(seq, request.end)
+            next_seq = first_seq + len(bodies)
+            done = not bodies or next_seq >= min(request.end, self._ring.next_seq)
+            chunk = ReplayChunk(session=self._identity.session, first_seq=first_seq, bodies=bodies, done=done)
+            self._send(request.topic, encode(chunk))
+            if not done:
+                self._replays.append((request, next_seq))
+
+    def _take_subscription(self, message: bytes) -> None:
+        arrived, topic = message[:1] == b"\x01", message[1:]
+        if topic == TOPIC_HELLO:
+            self._subscribers += 1 if arrived else -1
+            self._ever_subscribed = True
+            if arrived:
+                self._next_hello_s = min(self._next_hello_s, self._last_hello_s + MIN_HELLO_GAP_S)
+        elif topic.startswith(REPLAY_PREFIX):
+            try:
+                request = ReplayRequest.parse(topic)
+            except FrameError:
+                return
+            if not arrived:
+                self._replays = deque((r, seq) for r, seq in self._replays if r.topic != topic)
+            elif request.session == self._identity.session and len(self._replays) < MAX_OPEN_REPLAYS:
+                self._replays.append((request, request.first))
+
+    def _say_goodbye(self) -> None:
+        """Repeat the hello, whose `next_seq` shows a lost tail, and stay until nobody asks for more."""
+        deadline_s = time.monotonic() + self._linger_s
+        self._send_hello()
+        quiet_since_s = time.monotonic()
+        while time.monotonic() < deadline_s:
+            self._serve(0.02)
+            waiting = self._ever_subscribed and self._subscribers <= 0
+            if self._replays or waiting:
+                quiet_since_s = time.monotonic()
+            elif time.monotonic() - quiet_since_s > CLOSE_QUIET_S:
+                return
+
+
+def _bind_group_writable(socket: "zmq.Socket[bytes]", path: Path) -> None:
+
+    previous = os.umask(0o117)
+    try:
+        socket.bind(f"ipc://{path}")
+    finally:
+        os.umask(previous)

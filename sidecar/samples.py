@@ -1,0 +1,40 @@
+"""The values that flow through the sidecar: one sample, one exported family, one immutable result."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from shared.schema import Kind
+
+Labels = tuple[tuple[str, str], ...]
+"""Label pairs sorted by name, without the metric name."""
+
+
+class Sample(NamedTuple):
+    """One value of one series at one time (Unix seconds)."""
+
+    name: str
+    labels: Labels
+    time_s: float
+    value: float
+
+
+class ExportedFamily(msgspec.Struct, frozen=True):
+    """One family as `/metrics` shows it. Points carry the sample name in full (`..._total`, `..._bucket`)."""
+
+    name: str
+    kind: Kind
+    help: str
+    points: tuple[tuple[str, Labels, float], ...]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Everything that one evaluation found. It is built whole and then swapped in, so a scrape never sees a mixture."""
+
+    time_s: float
+    families: tuple[ExportedFamily, ...] = ()
+
+
+def labels_of(**pairs: str) -> Labels:
+    """Labels from keyword arguments, sorted."""
+    return tuple(sorted(pairs.items()))
