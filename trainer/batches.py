@@ -10,7 +10,6 @@ with time.
 
 Tensor suffixes: B sequences, S positions.
 """
-# ruff: noqa: N806, N815 - tensor names carry their shape
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,16 +28,16 @@ class Batch:
 
     Attributes:
         index: The batch's number since the start of training.
-        input_ids_BS: Token ids, int64; 0 at padding.
-        attention_mask_BS: True at real tokens, bool.
-        loss_mask_BS: True at the target's own tokens, bool.
+        input_ids: Token ids, int64; 0 at padding.
+        attention_mask: True at real tokens, bool.
+        loss_mask: True at the target's own tokens, bool.
         lengths: Real tokens of each sequence.
     """
 
     index: int
-    input_ids_BS: Tensor
-    attention_mask_BS: Tensor
-    loss_mask_BS: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    loss_mask: Tensor
     lengths: tuple[int, ...]
 
 
@@ -86,16 +85,16 @@ class Batches:
     def _collate(self, index: int, samples: Sequence[Sample]) -> Batch:
         lengths = tuple(len(sample) for sample in samples)
         shape = (len(samples), max(lengths))
-        input_ids_BS = torch.zeros(shape, dtype=torch.int64)
-        loss_mask_BS = torch.zeros(shape, dtype=torch.bool)
+        input_ids = torch.zeros(shape, dtype=torch.int64)
+        loss_mask = torch.zeros(shape, dtype=torch.bool)
         for row, sample in enumerate(samples):
-            input_ids_BS[row, : len(sample)] = sample.input_ids
-            loss_mask_BS[row, : len(sample)] = sample.loss_mask
-        attention_mask_BS = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+            input_ids[row, : len(sample)] = sample.input_ids
+            loss_mask[row, : len(sample)] = sample.loss_mask
+        attention_mask = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
         return Batch(
             index=index,
-            input_ids_BS=input_ids_BS,
-            attention_mask_BS=attention_mask_BS,
-            loss_mask_BS=loss_mask_BS,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            loss_mask=loss_mask,
             lengths=lengths,
         )

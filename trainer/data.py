@@ -93,11 +93,10 @@ class Dataset:
             ValueError: Nothing would be left to train on.
         """
         if num_held_out >= len(self.samples):
-            msg = (
+            raise ValueError(
                 f"evaluation.num_prompts {num_held_out}: the data has only {len(self.samples)} samples, "
                 "none would be left to train on; hold out fewer or give more data"
             )
-            raise ValueError(msg)
         order = torch.randperm(len(self.samples), generator=torch.Generator().manual_seed(seed)).tolist()
         held_out = set(order[:num_held_out])
         return (
@@ -120,14 +119,14 @@ class ConversationRenderer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: frozenset[int]) -> None:
         if tokenizer.chat_template is None:
-            msg = (
+            raise ValueError(
                 "target.path: the tokenizer has no chat template; put a chat_template.jinja beside it, "
                 'or give data.path in the form {"input_ids": [...], "prompt_length": n}'
             )
-            raise ValueError(msg)
         if not tokenizer.is_fast:
-            msg = "target.path: the tokenizer gives no character offsets; use a target with a tokenizer.json"
-            raise ValueError(msg)
+            raise ValueError(
+                "target.path: the tokenizer gives no character offsets; use a target with a tokenizer.json"
+            )
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
 
@@ -173,8 +172,9 @@ class ConversationRenderer:
                 self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answer_next),
             )
         except TemplateError as error:
-            msg = f"the target's chat template refuses the conversation ({error}); change its roles or their order"
-            raise ValueError(msg) from error
+            raise ValueError(
+                f"the target's chat template refuses the conversation ({error}); change its roles or their order"
+            ) from error
 
 
 class SampleReader:
@@ -219,8 +219,7 @@ class SampleReader:
             try:
                 sample = self._parse(line)
             except (msgspec.MsgspecError, ValueError) as error:
-                msg = f"{path}:{number}: {error}; each line must be {LINE_FORMS}"
-                raise ValueError(msg) from error
+                raise ValueError(f"{path}:{number}: {error}; each line must be {LINE_FORMS}") from error
             reason = self._why_unusable(sample)
             if reason is None:
                 samples.append(self._truncate(sample))
@@ -228,8 +227,7 @@ class SampleReader:
                 skipped[reason] += 1
         if not samples:
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items())) or "the file is empty"
-            msg = f"data.path {path}: no usable sample ({counts}); each line must be {LINE_FORMS}"
-            raise ValueError(msg)
+            raise ValueError(f"data.path {path}: no usable sample ({counts}); each line must be {LINE_FORMS}")
         return Dataset(samples=tuple(samples), skipped=skipped)
 
     def _parse(self, line: bytes) -> Sample:
@@ -248,8 +246,7 @@ class SampleReader:
     def _from_tokens(self, tokens: _Tokens) -> Sample:
         outside = [i for i in tokens.input_ids if not 0 <= i < self._vocab_size]
         if outside:
-            msg = f"token id {outside[0]} is outside the target's vocabulary, 0 to {self._vocab_size - 1}"
-            raise ValueError(msg)
+            raise ValueError(f"token id {outside[0]} is outside the target's vocabulary, 0 to {self._vocab_size - 1}")
         input_ids = torch.tensor(tokens.input_ids, dtype=torch.int64)
         return Sample(input_ids=input_ids, loss_mask=torch.arange(len(input_ids)) >= tokens.prompt_length)
 
@@ -275,8 +272,7 @@ def read_lines(path: Path, key: str) -> list[tuple[int, bytes]]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        msg = f"{key} {path}: {error.strerror}; give a readable file"
-        raise ValueError(msg) from error
+        raise ValueError(f"{key} {path}: {error.strerror}; give a readable file") from error
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 

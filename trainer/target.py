@@ -9,7 +9,6 @@ The base model runs without its head: training needs no logits, and at 248,320 t
 
 Tensor suffixes: B sequences, S positions, H hidden size, F tapped layers x hidden size, V vocabulary.
 """
-# ruff: noqa: N803, N806, N815 - tensor names carry their shape
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -39,12 +38,12 @@ class TargetOutput:
     """What one forward pass gives.
 
     Attributes:
-        features_BSF: Outputs of the tapped layers, side by side in the order of the layer ids.
-        hidden_BSH: Output of the final norm, which `Target.logits` turns into logits.
+        features: Outputs of the tapped layers, side by side in the order of the layer ids.
+        hidden: Output of the final norm, which `Target.logits` turns into logits.
     """
 
-    features_BSF: Tensor
-    hidden_BSH: Tensor
+    features: Tensor
+    hidden: Tensor
 
 
 class Target:
@@ -70,11 +69,13 @@ class Target:
         self._head = cast("nn.Linear", model.get_output_embeddings())  # type: ignore[no-untyped-call]
         layers = getattr(self._decoder, "layers", None)
         if not isinstance(layers, nn.ModuleList):
-            msg = f"target.path: {type(model).__name__} has no list of decoder layers to tap; use another target"
-            raise ValueError(msg)  # noqa: TRY004 - the user chose the target
+            raise ValueError(  # noqa: TRY004 - the user chose the target
+                f"target.path: {type(model).__name__} has no list of decoder layers to tap; use another target"
+            )
         self.num_layers = len(layers)
         self._check_layer_ids()
-        self._taps: dict[int, Tensor] = {}
+        # None between passes of our own, so that others who run the model leave nothing behind.
+        self._taps: dict[int, Tensor] | None = None
         for layer_id in self.layer_ids:
             layers[layer_id].register_forward_hook(self._make_tap(layer_id))
 
@@ -110,11 +111,13 @@ class Target:
                 directory, local_files_only=True, dtype=dtype, **gguf, **unpack
             )
         except ImportError as error:
-            msg = f"target.path {path}: a package is missing; pip install 'dflash-trainer[gguf]': {_first_line(error)}"
-            raise ValueError(msg) from error
+            raise ValueError(
+                f"target.path {path}: a package is missing, pip install 'dflash-trainer[gguf]' ({_first_line(error)})"
+            ) from error
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            msg = f"target.path {path}: transformers cannot load it as a causal language model: {_first_line(error)}"
-            raise ValueError(msg) from error
+            raise ValueError(
+                f"target.path {path}: transformers cannot load it as a causal language model ({_first_line(error)})"
+            ) from error
         return cls(model.to(device), tokenizer, layer_ids)  # type: ignore[arg-type]
 
     @property
@@ -154,38 +157,40 @@ class Target:
     @torch.no_grad()
     def forward(
         self,
-        input_ids_BS: Tensor,
+        input_ids: Tensor,
         *,
-        attention_mask_BS: Tensor | None = None,
-        position_ids_BS: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         cache: Cache | None = None,
     ) -> TargetOutput:
         """Run the base model without its head.
 
         Args:
-            input_ids_BS: Token ids.
-            attention_mask_BS: 1 at real tokens, 0 at padding; with a cache it also covers the cached positions.
-            position_ids_BS: Positions, where padding on the left shifts them.
+            input_ids: Token ids.
+            attention_mask: 1 at real tokens, 0 at padding; with a cache it also covers the cached positions.
+            position_ids: Positions, where padding on the left shifts them.
             cache: Extended in place; from `new_cache`.
         """
+        self._taps = {}
         output = self._decoder(
-            input_ids=input_ids_BS,
-            attention_mask=attention_mask_BS,
-            position_ids=position_ids_BS,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
             cache=cache,
             use_cache=cache is not None,
         )
-        features_BSF = torch.cat([self._taps.pop(layer_id) for layer_id in self.layer_ids], dim=-1)
-        return TargetOutput(features_BSF=features_BSF, hidden_BSH=output.last_hidden_state)
+        features = torch.cat([self._taps[layer_id] for layer_id in self.layer_ids], dim=-1)
+        self._taps = None
+        return TargetOutput(features=features, hidden=output.last_hidden_state)
 
-    def features(self, input_ids_BS: Tensor, attention_mask_BS: Tensor | None = None) -> Tensor:
+    def features(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the outputs of the tapped layers, concatenated [B, S, F]."""
-        return self.forward(input_ids_BS, attention_mask_BS=attention_mask_BS).features_BSF
+        return self.forward(input_ids, attention_mask=attention_mask).features
 
     @torch.no_grad()
-    def logits(self, hidden_BSH: Tensor) -> Tensor:
-        """Apply the output head to `TargetOutput.hidden_BSH`."""
-        return cast("Tensor", self._head(hidden_BSH))
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Apply the output head to `TargetOutput.hidden`."""
+        return cast("Tensor", self._head(hidden))
 
     def new_cache(self) -> DynamicCache:
         """Return an empty key-value cache for `forward`."""
@@ -204,10 +209,9 @@ class Target:
         """
         if explicit is not None:
             if not 0 <= explicit < self.vocab_size:
-                msg = (
+                raise ValueError(
                     f"drafter.mask_token_id {explicit} is outside the target's vocabulary (0 to {self.vocab_size - 1})"
                 )
-                raise ValueError(msg)
             return explicit
         mask_token_id = self.tokenizer.mask_token_id
         if isinstance(mask_token_id, int):
@@ -215,27 +219,27 @@ class Target:
         first_unused = max(self.tokenizer.get_vocab().values()) + 1
         if first_unused < self.vocab_size:
             return first_unused
-        msg = (
+        raise ValueError(
             "drafter.mask_token_id is not set, and the target has neither a mask token nor an unused embedding row; "
             f"set it to a token that never occurs in text (0 to {self.vocab_size - 1})"
         )
-        raise ValueError(msg)
 
     def _check_layer_ids(self) -> None:
         if not self.layer_ids or len(set(self.layer_ids)) < len(self.layer_ids):
-            msg = f"target.layer_ids {list(self.layer_ids)}: name at least one layer, and each only once"
-            raise ValueError(msg)
-        outside = [layer_id for layer_id in self.layer_ids if not 0 <= layer_id < self.num_layers]
+            raise ValueError(f"target.layer_ids {list(self.layer_ids)}: name at least one layer, and each only once")
+        # Not the last one: what other software calls its output has been through the final norm.
+        last = self.num_layers - 2
+        outside = [layer_id for layer_id in self.layer_ids if not 0 <= layer_id <= last]
         if outside:
-            msg = (
-                f"target.layer_ids {list(self.layer_ids)}: the target has no layer {', '.join(map(str, outside))}; "
-                f"it has {self.num_layers} layers, 0 to {self.num_layers - 1}"
+            raise ValueError(
+                f"target.layer_ids {list(self.layer_ids)}: cannot tap layer {', '.join(map(str, outside))} of a target "
+                f"with {self.num_layers} layers; choose from 0 to {last}"
             )
-            raise ValueError(msg)
 
     def _make_tap(self, layer_id: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor | tuple[Tensor, ...]], None]:
         def tap(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-            self._taps[layer_id] = output[0] if isinstance(output, tuple) else output
+            if self._taps is not None:
+                self._taps[layer_id] = output[0] if isinstance(output, tuple) else output
 
         return tap
 
@@ -257,26 +261,24 @@ def locate(path: str | Path) -> tuple[Path, str | None]:
     if directory.is_file() and directory.suffix == ".gguf":
         return directory.parent, directory.name
     if not directory.is_dir():
-        msg = f"target.path {path}: no such directory; give the directory of a Hugging Face causal language model"
-        raise ValueError(msg)
+        raise ValueError(
+            f"target.path {path}: no such directory; give one that holds a Hugging Face causal language model"
+        )
     if (directory / "config.json").is_file():
         return directory, None
     gguf_names = sorted(p.name for p in directory.glob("*.gguf"))
     if len(gguf_names) == 1:
         return directory, gguf_names[0]
     if gguf_names:
-        msg = f"target.path {path}: several GGUF files; name one of them: {', '.join(gguf_names)}"
-    else:
-        msg = f"target.path {path}: not a model directory; it holds neither config.json nor a GGUF file"
-    raise ValueError(msg)
+        raise ValueError(f"target.path {path}: several GGUF files; name one of them: {', '.join(gguf_names)}")
+    raise ValueError(f"target.path {path}: not a model directory; it holds neither config.json nor a GGUF file")
 
 
 def _package_directory(path: str) -> Path:
     name = path.removeprefix(PACKAGE_PREFIX)
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        msg = f"target.path {path}: Python package {name!r} is not installed; pip install it"
-        raise ValueError(msg)
+        raise ValueError(f"target.path {path}: Python package {name!r} is not installed; pip install it")
     return Path(spec.submodule_search_locations[0])
 
 
