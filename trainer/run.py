@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import torch
 
 from shared.endpoint import runtime_dir
 from trainer.checkpoint import Checkpoint, CheckpointStore, write_atomically
 from trainer.config import TrainerConfig
 from trainer.drafter_worker import TORCH_DTYPES
 from trainer.export import export_drafter
-from trainer.pipeline import Pipeline, device_of
+from trainer.pipeline import Pipeline, device_of, num_threads
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
 from trainer.speculate import EvalReport, evaluate_drafter
@@ -75,6 +76,8 @@ def run(request: RunRequest, stop: Stop, start_s: float) -> Report | None:
     last_step = min(config.train.steps, request.max_steps or config.train.steps)
     store = CheckpointStore(request.out_dir, config.checkpoint.keep)
     device_of(config.devices.drafters)
+    # The main thread's own kernels: a share like any worker's, so that spinning threads never fight for a core.
+    torch.set_num_threads(num_threads(config))
     materials = prepare(config, request.environ, request.say, device_of(config.devices.targets))
     resumed = store.load_latest() if request.resume else None
     if resumed is not None:
