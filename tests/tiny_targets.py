@@ -1,4 +1,4 @@
-"""Small real models and tokenizers for tests: random weights, true architectures, chat templates of several families."""
+"""Small real models and tokenizers for tests: random weights, true architectures, several kinds of chat template."""
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers

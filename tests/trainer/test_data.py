@@ -124,7 +124,7 @@ class TestSampleReader:
         assert dataset.skipped == {}
 
     def test_truncates_and_counts_what_is_useless(self, tmp_path: Path) -> None:
-        """Samples are cut at max_length; what then, or from the start, has no two supervised tokens in a row is counted."""
+        """Samples are cut at max_length; those without two supervised tokens in a row, then or before, are counted."""
         lines = [
             {"input_ids": list(range(20)), "prompt_length": 4},
             {"input_ids": list(range(20)), "prompt_length": 7},
