@@ -53,8 +53,13 @@ def tiny_tokenizer(chat_template: str | None = CHATML, mask_token: str | None = 
     )
 
 
+def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return random token ids that are not `<|im_end|>`, the same for the same seed."""
+    return torch.randint(1, 300, shape, generator=torch.Generator().manual_seed(seed))
+
+
 def tiny_model(num_layers: int = 4, *, tied: bool = True, vocab_size: int = 320) -> Qwen3ForCausalLM:
-    """Return a random Qwen3 whose matrices are scaled up, so that attention and positions matter."""
+    """Return a random Qwen3 whose layers are scaled up, so that its output depends on the whole text before it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         config = Qwen3Config(
@@ -73,7 +78,7 @@ def tiny_model(num_layers: int = 4, *, tied: bool = True, vocab_size: int = 320)
         )
         model = Qwen3ForCausalLM(config)
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in model.model.layers.parameters():
                 if parameter.ndim == 2:
-                    parameter.mul_(5)
+                    parameter.mul_(10)
     return model.eval()

@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tiny_targets import tiny_model, tiny_tokenizer
+from tiny_targets import random_ids, tiny_model, tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trainer.target import Target, locate
@@ -54,7 +54,7 @@ class TestTaps:
     def test_feature_is_the_next_hidden_state(self) -> None:
         """Layer id i reads what transformers calls hidden_states[i + 1], side by side in the order asked for."""
         target = make_target((2, 0))
-        input_ids = torch.randint(320, (2, 9))
+        input_ids = random_ids(2, 9)
         states = target.model(input_ids, output_hidden_states=True).hidden_states
 
         assert torch.equal(target.features(input_ids), torch.cat([states[3], states[1]], dim=-1))
@@ -62,7 +62,7 @@ class TestTaps:
     def test_right_padding_changes_nothing(self) -> None:
         """A sequence has the same features alone and padded on the right beside a longer one."""
         target = make_target()
-        long_ids, short_ids = torch.randint(320, (1, 12)), torch.randint(320, (1, 7))
+        long_ids, short_ids = random_ids(1, 12), random_ids(1, 7, seed=1)
         padded = torch.cat([long_ids, torch.nn.functional.pad(short_ids, (0, 5))])
         mask = torch.arange(12) < torch.tensor([[12], [7]])
         features = target.features(padded, mask)
@@ -74,7 +74,7 @@ class TestTaps:
     def test_hybrid_target_taps_both_kinds_of_layer(self) -> None:
         """Linear-attention and full-attention layers are read alike, and padding does not leak through either."""
         target = Target(random_hybrid(), tiny_tokenizer(), (0, 1, 2))
-        input_ids = torch.randint(320, (1, 7))
+        input_ids = random_ids(1, 7)
         states = target.model(input_ids, output_hidden_states=True).hidden_states
         padded = target.features(torch.nn.functional.pad(input_ids, (0, 3)), (torch.arange(10) < 7)[None])
 
@@ -84,7 +84,7 @@ class TestTaps:
     def test_cached_passes_give_the_same_as_one(self) -> None:
         """Feeding a sequence in two parts with a cache gives the features and logits of one pass."""
         target = make_target()
-        input_ids = torch.randint(320, (1, 10))
+        input_ids = random_ids(1, 10)
         whole = target.forward(input_ids)
         cache = target.new_cache()
         parts = [target.forward(part, cache=cache) for part in (input_ids[:, :6], input_ids[:, 6:])]
@@ -97,7 +97,7 @@ class TestTaps:
     def test_passes_of_others_leave_nothing_behind(self) -> None:
         """Running the model directly, as an evaluation does, keeps no activations alive in the target."""
         target = make_target()
-        target.model(torch.randint(320, (1, 5)))
+        target.model(random_ids(1, 5))
 
         assert target._taps is None
 
@@ -106,7 +106,7 @@ class TestTaps:
         target = make_target()
 
         assert not any(parameter.requires_grad for parameter in target.model.parameters())
-        assert not target.features(torch.randint(320, (1, 5))).requires_grad
+        assert not target.features(random_ids(1, 5)).requires_grad
 
 
 class TestLent:
