@@ -181,8 +181,9 @@ def _answer(
         answers = generate_greedy(target, prompt_ids, max_new_tokens) if prompt_ids else []
         answerable = [dialogue for dialogue, ids in zip(waiting, asked, strict=True) if ids is not None]
         for dialogue, tokens in zip(answerable, answers, strict=True):
-            text = str(target.tokenizer.decode(tokens, skip_special_tokens=True))
-            dialogue.answer(text, complete=bool(tokens) and tokens[-1] in target.eos_token_ids)
+            complete = bool(tokens) and tokens[-1] in target.eos_token_ids
+            text = target.tokenizer.decode(tokens[:-1] if complete else tokens, skip_special_tokens=True)
+            dialogue.answer(str(text), complete=complete)
     for dialogue in dialogues:
         yield _encode(dialogue) if dialogue.said else dialogue.stopped or "empty"
 
