@@ -60,6 +60,27 @@ def _train(arguments: argparse.Namespace, start_s: float) -> int:
     return 0
 
 
+def _regenerate(arguments: argparse.Namespace, _start_s: float) -> int:
+    config = load_config(preset=arguments.preset, assignments=arguments.set, environ=os.environ)
+    from trainer.pipeline import device_of  # noqa: PLC0415
+    from trainer.prepare import load_target, target_path  # noqa: PLC0415
+    from trainer.regenerate import read_prompts, regenerate  # noqa: PLC0415
+
+    prompts = read_prompts(arguments.prompts)
+    target = load_target(config, target_path(config, os.environ, _say), device_of(config.devices.targets))
+    report = regenerate(
+        target,
+        prompts,
+        arguments.answers,
+        max_new_tokens=arguments.max_new_tokens,
+        batch_size=arguments.batch_size,
+        on_progress=lambda done, total: _say(f"{done}/{total} prompts answered"),
+    )
+    skipped = "".join(f", {count} skipped: {reason}" for reason, count in sorted(report.skipped.items()))
+    _say(f"{report.num_written} conversations in {arguments.answers}{skipped}")
+    return 0
+
+
 def _presets(_arguments: argparse.Namespace, _start_s: float) -> int:
     for name in preset_names():
         print(f"{name:12} {preset_description(name)}")
@@ -133,7 +154,22 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="other commands", metavar="COMMAND")
     presets = commands.add_parser("presets", help="list the presets")
     presets.set_defaults(command=_presets)
+    _add_regenerate(commands)
     return parser
+
+
+def _add_regenerate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("regenerate", help="let the target answer prompts, as data to train on")
+    parser.set_defaults(command=_regenerate)
+    parser.add_argument("prompts", type=Path, help="one prompt a line, or JSONL with prompt or conversations")
+    parser.add_argument("answers", type=Path, help="JSONL file to write, for data.path")
+    # Given after the command as well as before it.
+    parser.add_argument("--preset", default=argparse.SUPPRESS, help="names the target")
+    parser.add_argument(
+        "--set", action="append", default=argparse.SUPPRESS, metavar="KEY=VALUE", help="change a setting"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer [%(default)s]")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="prompts at a time [%(default)s]")
 
 
 if __name__ == "__main__":

@@ -81,6 +81,13 @@ def prepare(
     )
 
 
+def target_path(config: TrainerConfig, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """Where the target lies, making the embedded one first where that is asked for."""
+    if config.target.path != EMBEDDED:
+        return config.target.path
+    return str(embedded_target(default_cache_dir(environ), on_progress=say).directory)
+
+
 def load_target(config: TrainerConfig, path: str, device: torch.device) -> Target:
     """Load a target with the taps that the settings ask for; raises ValueError."""
     locate(path)

@@ -6,6 +6,7 @@ behind; what is in it is replaced as a whole or not at all.
 """
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,16 +18,17 @@ import torch
 from shared.endpoint import runtime_dir
 from trainer.checkpoint import Checkpoint, CheckpointStore, write_atomically
 from trainer.config import TrainerConfig
-from trainer.drafter_worker import TORCH_DTYPES
+from trainer.evaluate import evaluate
 from trainer.export import export_drafter
 from trainer.pipeline import Pipeline, device_of, num_threads
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
-from trainer.speculate import EvalReport, evaluate_drafter
+from trainer.speculate import EvalReport
 from trainer.supervisor import Stop
 
 CONFIG_FILE = "config.json"
 REPORT_FILE = "report.json"
+EXPORT_DIR = "drafter"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,9 +126,12 @@ def _train_and_report(
         step = pipeline.drafter_worker.state.step
         request.say(f"saved at step {step}; continue with --resume --out {request.out_dir}")
         return None
-    evaluation = evaluate(request.config, pipeline, materials, request.say)
     drafter = pipeline.drafter_worker.drafter
-    export_drafter(drafter.state_dict(), drafter.config, request.out_dir / "drafter")
+    exported = request.out_dir / EXPORT_DIR
+    # An earlier session of this run may have ended here already, at fewer steps.
+    shutil.rmtree(exported, ignore_errors=True)
+    export_drafter(drafter.state_dict(), drafter.config, exported)
+    evaluation = _evaluate(request, pipeline, materials)
     latest = pipeline.mailbox.latest
     report = Report(
         run_id=request.config.run.id,
@@ -164,31 +169,20 @@ def _train(request: RunRequest, pipeline: Pipeline, first_step: int) -> None:
         progress.close()
 
 
-def evaluate(
-    config: TrainerConfig, pipeline: Pipeline, materials: Materials, say: Callable[[str], None]
-) -> EvalReport | None:
-    """Decode held-out prompts for real and say what came of it; None when the settings skip it."""
-    prompts = materials.prompts[: config.evaluation.num_prompts]
-    if not prompts:
+def _evaluate(request: RunRequest, pipeline: Pipeline, materials: Materials) -> EvalReport | None:
+    if not request.config.evaluation.num_prompts:
         return None
-    say(f"evaluating: {len(prompts)} held-out prompts, with and without the drafter")
-    # In fp32: in bf16 one token at a time and a block at a time round differently, and near-ties flip.
-    model = materials.target.model.to(TORCH_DTYPES["float32"])  # type: ignore[arg-type]  # a wrapped method
-    report = evaluate_drafter(
-        pipeline.drafter_worker.drafter.to(model.device).float(),
-        model,
-        prompts,
-        config.evaluation.max_new_tokens,
-        materials.target.eos_token_ids,
-    )
-    pipeline.event(
-        "evaluation",
-        step=pipeline.drafter_worker.state.step,
-        accept_length=report.accept_length,
-        lossless=report.lossless,
-        speedup=report.speedup,
-        tokens_per_second=report.tokens_per_second,
-    )
+    request.say(f"evaluating {request.config.evaluation.num_prompts} held-out prompts, with and without the drafter")
+    report = evaluate(pipeline.drafter_worker.drafter, materials, request.config)
+    if report is not None:
+        pipeline.event(
+            "evaluation",
+            step=pipeline.drafter_worker.state.step,
+            accept_length=report.accept_length,
+            lossless=report.lossless,
+            speedup=report.speedup,
+            tokens_per_second=report.tokens_per_second,
+        )
     return report
 
 
