@@ -26,6 +26,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from trainer.regenerate import generate_greedy
 from trainer.target import Target
@@ -150,6 +151,8 @@ def _rename_unless_there(partial: Path, directory: Path) -> None:
 
 
 def _build(directory: Path, recipe: EmbeddedRecipe, on_progress: Callable[[str], None]) -> None:
+    # Process-wide, as in `Target.load`: a bar for one small file would only tear the progress lines.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     train_texts, held_out_texts = split_topics(recipe.held_out_stride)
     tokenizer = _train_tokenizer(train_texts, recipe)
     train_docs = [tokenizer(text)["input_ids"] for text in train_texts]
