@@ -118,6 +118,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         ({"expr": '{__name__=~"nope.*"}'}, "no known series has a name that the selector accepts"),
         ({"expr": "m * 2"}, "m is itself defined in this file; definitions read raw series only"),
         ({"expr": "raw_depth[5m]"}, "it must give a number or a vector"),
+        ({"expr": "max_over_time(raw_depth[2h] offset 1h)"}, "expr looks back 10800 s, more than 3600 s; shorten"),
         ({"expr": "raw_depth +"}, "5: m: expr: "),
         ({"expr": "raw_depth\n  + max_over_time(raw_depth[5m:1m])"}, "6: m: expr: subqueries are not supported"),
         ({"expr": "abs(" * 120 + "raw_depth" + ")" * 120}, "nested more than 100 levels deep"),

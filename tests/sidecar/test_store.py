@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.samples import Sample, labels_of
@@ -131,6 +131,7 @@ class TestStaleness:
         assert store.select(())[0].newest(microseconds(START_S + 10), microseconds(300)) is None
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.integers(1, 5), st.floats(0, 100)), min_size=1),
     first=st.integers(0, 50),

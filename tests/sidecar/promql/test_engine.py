@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.promql.engine import evaluate, history_needed_s
@@ -221,6 +221,7 @@ def stored(steps: list[tuple[float, float]]) -> tuple[Store, float]:
     return store, now
 
 
+@settings(deadline=None)
 @given(steps=counters, range_s=st.integers(1, 900), later=st.floats(0, 100))
 def test_increase_is_never_negative(steps: list[tuple[float, float]], range_s: int, later: float) -> None:
     """However a counter jumps and resets, its increase is not negative, and rate is increase over the range."""
@@ -232,6 +233,7 @@ def test_increase_is_never_negative(steps: list[tuple[float, float]], range_s: i
     assert rate == {labels: value / range_s for labels, value in increase.items()}
 
 
+@settings(deadline=None)
 @given(
     values=st.lists(
         st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.floats(-1e9, 1e9)), unique_by=lambda v: v[:2]

@@ -49,7 +49,7 @@ def test_tree() -> None:
         ("+".join("x" * 500), "nested more than 100 levels"),
         ("x\0", "unexpected character"),
         ("x offset NaN", "the parser cannot read the expression: cannot convert"),
-        ("x[1e300]", ""),
+        ("x[1e300]", "the parser cannot read the expression"),
     ],
 )
 def test_refusals(text: str, message: str) -> None:
@@ -76,7 +76,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=1_000, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), max_size=12).map("".join) | st.text(max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """No text whatever makes the parser do anything but return a tree or raise its own error."""
