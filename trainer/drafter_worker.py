@@ -7,11 +7,9 @@ all of them: a batch with few supervised tokens must not count as much as a full
 Anchors are drawn from a generator seeded by (seed, batch index). So they change with every epoch, and a resumed run
 draws the same ones without any random state in the checkpoint.
 
-Nothing in a step asks the device for a value. A gradient that is not finite makes the fused optimizer leave the step
-out by itself, on the device; the mailbox counts it when the norm has landed.
+Nothing in a step asks the device for a value.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from trainer.drafter import Drafter
 from trainer.hidden_queue import Receiver
 from trainer.instruments import PhaseTimers, StepFacts, StepMailbox
 from trainer.loss import DrafterLoss, drafter_loss
+from trainer.optimizer import DrafterOptimizer, schedule
 from trainer.supervisor import Stop
 from trainer.target_worker import HiddenBatch
 
@@ -52,15 +51,6 @@ class StepPlan:
     last_step: int
     checkpoint_every: int
     save: Callable[[Checkpoint], None]
-
-
-def learning_rate(step: int, settings: TrainConfig) -> float:
-    """Learning rate of the step with this number (from 0): linear warm-up, then cosine to zero."""
-    warmup = round(settings.warmup_ratio * settings.steps)
-    if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(settings.steps - warmup, 1)
-    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
 class DrafterWorker:
@@ -102,9 +92,7 @@ class DrafterWorker:
         self._stop = stop
         self._num_threads = num_threads
         self._device = borrowed.head_weight.device
-        self._optimizer = torch.optim.AdamW(
-            drafter.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
+        self._optimizer = DrafterOptimizer(drafter, settings)
         self.state = TrainState()
         self.timers = PhaseTimers(cells, "drafter", name, PHASES, self._device, ("h2d", "forward", "backward"))
         labels = {"role": "drafter", "worker": name}
@@ -162,10 +150,9 @@ class DrafterWorker:
             blocks = [self._blocks(item) for item in items]
         denominator = torch.stack([block.weights.sum() for block in blocks]).sum()
         losses = [self._learn(item, block, denominator) for item, block in zip(items, blocks, strict=True)]
-        rate = learning_rate(self.state.step, self._settings)
         with self.timers.phase("optimizer"):
-            grad_norm = self._update(rate)
-        self._report(items, blocks, queue_wait_s, rate, _scalars(losses, denominator, grad_norm))
+            grad_norm = self._optimizer.update(self.state.step)
+        self._report(items, blocks, queue_wait_s, _scalars(losses, denominator, grad_norm))
 
     def _blocks(self, item: HiddenBatch) -> BlockBatch:
         # One integer out of two: batches of neighbouring seeds must not share their anchors.
@@ -194,24 +181,14 @@ class DrafterWorker:
         dtype = TORCH_DTYPES[self._settings.dtype]
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16)
 
-    def _update(self, rate: float) -> Tensor:
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), self._settings.grad_clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        # The fused kernel skips the update by itself when this is 1, as it does for a GradScaler.
-        self._optimizer.found_inf = (~torch.isfinite(grad_norm)).float()  # type: ignore[attr-defined]
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return grad_norm.detach()
-
     def _report(
         self,
         items: list[HiddenBatch],
         blocks: list[BlockBatch],
         queue_wait_s: float,
-        rate: float,
         scalars: Tensor,
     ) -> None:
+        rate = self._settings.learning_rate * schedule(self.state.step, self._settings)
         cursor = self.state.cursor
         for item in items:
             cursor = cursor.take(item.batch.index)
