@@ -24,7 +24,7 @@ from sidecar.sessions import SessionTrack
 
 COMMIT_INTERVAL_S = 0.1
 COMMIT_RECORDS = 500
-FAILED_COMMIT_PAUSE_S = 1.0
+FAILED_COMMIT_PAUSE_S = 5.0
 CHECK_INTERVAL_S = 1.0
 GOODBYE_QUIET_S = 0.5
 GOODBYE_PATIENCE_S = 2.0
@@ -143,6 +143,9 @@ class Intake:
             if (before := known.get(stored.name)) is not None:
                 track.expect(before.end_seq)
                 track.heard_s = before.heard_s
+                track.postpone(self._commit_s)
+                if before.request is not None:
+                    self._subscriptions.append(Subscription(before.endpoint, before.request.topic, wanted=False))
             self._tracks[stored.name] = track
 
     def _take(self, endpoint: str, parts: list[bytes], now_s: float) -> None:

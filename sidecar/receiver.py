@@ -62,7 +62,8 @@ class Receiver:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
-        self._context.destroy(linger=0)
+        if not self._thread.is_alive():
+            self._context.destroy(linger=0)
 
     def _run(self) -> None:
         scan_s = 0.0

@@ -101,6 +101,10 @@ class SessionTrack:
         self._deadline_s = now_s + ANSWER_TIMEOUT_S
         return self.request
 
+    def postpone(self, until_s: float) -> None:
+        """Ask for nothing before a time."""
+        self._ask_again_s = max(self._ask_again_s, until_s)
+
     def hear_answer(self, now_s: float) -> None:
         """Note that part of an answer came: there is reason to wait on."""
         self._deadline_s = now_s + ANSWER_TIMEOUT_S
