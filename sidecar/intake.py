@@ -114,7 +114,7 @@ class Intake:
             return
         self._commit_s = now_s
         self._batch = Batch()
-        batch.next_seqs |= {track.number: track.next_seq for track in self._tracks.values()}
+        batch.positions |= {track.number: (track.next_seq, track.end_seq) for track in self._tracks.values()}
         try:
             self._journal.append(batch)
         except sqlite3.Error as error:
@@ -280,7 +280,7 @@ class Intake:
             self._subscriptions.append(Subscription(track.endpoint, track.request.topic, wanted=False))
         if not track.is_complete:
             self._give_up(track, track.end_seq, "trainer_gone", now_s)
-        self._batch.next_seqs[track.number] = track.next_seq
+        self._batch.positions[track.number] = (track.next_seq, track.end_seq)
         self._batch.ended.append((self._wall_s(), track.exit_code, track.number))
         self._tracks.pop(track.name, None)
         self.commit(now_s)

@@ -29,7 +29,7 @@ READ_BATCH = 500
 _SCHEMA = """
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY, session TEXT NOT NULL UNIQUE, endpoint TEXT NOT NULL, labels TEXT NOT NULL,
-    hello BLOB NOT NULL, next_seq INTEGER NOT NULL DEFAULT 0, ended_s REAL, exit_code INTEGER,
+    hello BLOB NOT NULL, next_seq INTEGER NOT NULL DEFAULT 0, end_seq INTEGER NOT NULL DEFAULT 0, ended_s REAL, exit_code INTEGER,
     consumed INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE records (key INTEGER PRIMARY KEY, time_s REAL NOT NULL, body BLOB NOT NULL);
 CREATE TABLE lost (session TEXT NOT NULL, first_seq INTEGER NOT NULL, end_seq INTEGER NOT NULL, reason TEXT NOT NULL);
@@ -47,6 +47,8 @@ class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     labels: Labels
     next_seq: int
+    end_seq: int
+    """Known to exist; more than `next_seq` while a gap is being repaired."""
     ended_s: float | None
     exit_code: int | None
     consumed: bool
@@ -71,8 +73,8 @@ class Batch(msgspec.Struct, kw_only=True):
 
     records: list[tuple[int, int, float, bytes]] = []
     """Session number, seq, time (Unix s), body."""
-    next_seqs: dict[int, int] = {}
-    """Session number to the new contiguous watermark."""
+    positions: dict[int, tuple[int, int]] = {}
+    """Session number to its new (next_seq, end_seq)."""
     lost: list[LostRange] = []
     ended: list[tuple[float, int | None, int]] = []
     """When a session ended (Unix s), its exit code if it said so, session number."""
@@ -129,7 +131,8 @@ class Journal:
                 [(_key(number, seq), time_s, body) for number, seq, time_s, body in batch.records],
             )
             connection.executemany(
-                "UPDATE sessions SET next_seq = ? WHERE id = ?", [(seq, n) for n, seq in batch.next_seqs.items()]
+                "UPDATE sessions SET next_seq = ?, end_seq = ? WHERE id = ?",
+                [(*position, number) for number, position in batch.positions.items()],
             )
             connection.executemany("UPDATE sessions SET ended_s = ?, exit_code = ? WHERE id = ?", batch.ended)
             connection.executemany("INSERT INTO lost VALUES (?, ?, ?, ?)", map(msgspec.structs.astuple, batch.lost))
@@ -228,15 +231,15 @@ class Journal:
         return None if row is None else row[0]
 
 
-_SELECT_SESSION = "SELECT id, hello, endpoint, labels, next_seq, ended_s, exit_code, consumed FROM sessions"
+_SELECT_SESSION = "SELECT id, hello, endpoint, labels, next_seq, end_seq, ended_s, exit_code, consumed FROM sessions"
 
 
 def _key(number: int, seq: int) -> int:
     return (number << SEQ_BITS) + seq
 
 
-def _session(row: tuple[int, bytes, str, str, int, float | None, int | None, int]) -> StoredSession:
-    number, body, endpoint, labels, next_seq, ended_s, exit_code, consumed = row
+def _session(row: tuple[int, bytes, str, str, int, int, float | None, int | None, int]) -> StoredSession:
+    number, body, endpoint, labels, next_seq, end_seq, ended_s, exit_code, consumed = row
     hello = decode(body)
     assert isinstance(hello, Hello)
     return StoredSession(
@@ -245,6 +248,7 @@ def _session(row: tuple[int, bytes, str, str, int, float | None, int | None, int
         endpoint=endpoint,
         labels=msgspec.json.decode(labels, type=Labels),
         next_seq=next_seq,
+        end_seq=end_seq,
         ended_s=ended_s,
         exit_code=exit_code,
         consumed=bool(consumed),

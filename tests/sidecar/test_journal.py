@@ -31,7 +31,7 @@ def store(journal: Journal, number: int, seqs: range, *, ended: bool = False) ->
     """Store snapshots, one a second, as a complete prefix."""
     batch = Batch(
         records=[(number, seq, START_S + seq, encode(snap(seq))) for seq in seqs],
-        next_seqs={number: seqs.stop},
+        positions={number: (seqs.stop, seqs.stop)},
         ended=[(START_S + seqs.stop, 0, number)] if ended else [],
     )
     journal.append(batch)
@@ -67,7 +67,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     session = journal.open_session(hello(), encode(hello()), "/run/a.sock", (("run", "x"),))
     lost = LostRange("s1", 1, 3, "ring_overrun")
-    journal.append(Batch(next_seqs={session.number: 7}, lost=[lost], counts={("lost", "ring_overrun"): 2}))
+    journal.append(Batch(positions={session.number: (7, 8)}, lost=[lost], counts={("lost", "ring_overrun"): 2}))
     journal.append(Batch(counts={("lost", "ring_overrun"): 1}))
     sample = Sample("dflash_host_cpu_seconds_total", (("mode", "user"),), 5.0, 1.5)
     journal.append_samples([sample])
@@ -76,7 +76,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     again = journal.open_session(hello(next_seq=9), encode(hello(next_seq=9)), "/run/a.sock", ())
 
-    assert (again.next_seq, again.labels) == (7, (("run", "x"),))
+    assert (again.next_seq, again.end_seq, again.labels) == (7, 8, (("run", "x"),))
     assert journal.counts() == {("lost", "ring_overrun"): 3}
     assert journal.lost_ranges() == [lost]
     assert list(journal.samples_between(0.0, 10.0)) == [sample]

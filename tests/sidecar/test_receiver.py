@@ -74,7 +74,7 @@ def trainer(tmp_path: Path) -> Iterator[Publisher]:
     cells.counter("dflash_steps_total")
     with EndpointClaim(path):
         identity = Identity(run_id="run", session="s1", pid=1, start_time_s=time.time())
-        publisher = Publisher(cells=cells, identity=identity, path=path, interval_s=0.005)
+        publisher = Publisher(cells=cells, identity=identity, path=path, interval_s=0.005, linger_s=0.5)
         publisher.start()
         yield publisher
         publisher.close(0)

@@ -16,6 +16,7 @@ def track(next_seq: int = 0, held: tuple[int, ...] = ()) -> SessionTrack:
         endpoint="e",
         labels=(),
         next_seq=next_seq,
+        end_seq=next_seq,
         ended_s=None,
         exit_code=None,
         consumed=False,
