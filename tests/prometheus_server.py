@@ -1,0 +1,87 @@
+"""A real Prometheus over a fixed set of samples, for tests that need the original's own answer."""
+
+import json
+import math
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.promql.values import Vector
+from sidecar.samples import Sample
+
+READY_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class PrometheusServer:
+    """A running server's address."""
+
+    port: int
+
+    def query(self, expression: str, time_s: float) -> float | Vector | None:
+        """Return the answer to an instant query; None when the server refuses it."""
+        parameters = urllib.parse.urlencode({"query": expression, "time": repr(time_s)})
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/query?{parameters}") as response:
+                data = json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            error.close()
+            return None
+        if data["resultType"] == "scalar":
+            return float(data["result"][1])
+        return [(tuple(sorted(e["metric"].items())), float(e["value"][1])) for e in data["result"]]
+
+    def is_ready(self) -> bool:
+        """Tell whether the server answers queries."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready"):
+                return True
+        except OSError:
+            return False
+
+
+def open_metrics(samples: Iterable[Sample]) -> str:
+    """Write samples in the OpenMetrics text format, each metric in one piece."""
+    by_name: dict[str, list[str]] = {}
+    for sample in samples:
+        labels = ",".join(f'{name}="{value}"' for name, value in sample.labels)
+        value = "NaN" if math.isnan(sample.value) else repr(sample.value)
+        by_name.setdefault(sample.name, []).append(f"{sample.name}{{{labels}}} {value} {sample.time_s!r}")
+    return "".join(f"# TYPE {name} unknown\n" + "\n".join(lines) + "\n" for name, lines in by_name.items()) + "# EOF\n"
+
+
+@contextmanager
+def prometheus_with(samples: Iterable[Sample], folder: Path) -> Iterator[PrometheusServer]:
+    """Run a Prometheus that holds exactly these samples until the block ends."""
+    text = folder / "samples.txt"
+    text.write_text(open_metrics(samples))
+    (folder / "prometheus.yml").write_text("{}\n")
+    load = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")]
+    subprocess.run(load, check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--storage.tsdb.retention.time=100y",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (folder / "server.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            server = PrometheusServer(port)
+            deadline = time.monotonic() + READY_TIMEOUT_S
+            while not server.is_ready():
+                assert process.poll() is None, (folder / "server.log").read_text()
+                assert time.monotonic() < deadline, "Prometheus does not become ready"
+                time.sleep(0.05)
+            yield server
+        finally:
+            process.terminate()
