@@ -205,7 +205,7 @@ class Intake:
         track.heard_s = now_s
         if not track.accept(record.seq):
             return False
-        self._batch.records.append((track.number, record.seq, record.time_s, body))
+        self._batch.records.append((track.number, record, body))
         self._count("received", "")
         if isinstance(record, Event) and record.kind == "goodbye":
             exit_code = record.detail.get("exit_code")

@@ -9,15 +9,17 @@ WAL with synchronous=NORMAL: a commit survives kill -9 of the process; what a po
 One connection writes and one reads, each behind its own lock, so no reader waits for a commit.
 """
 
+import contextlib
+import sqlite3
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from shared.wire import Hello, Record, decode, decode_record
+from shared.wire import Event, Hello, Record, Snap, Step, decode, decode_record
 from sidecar.database import connect, open_database
 from sidecar.retention import trim
 from sidecar.samples import Labels, Sample
@@ -32,12 +34,17 @@ CREATE TABLE sessions (
     hello BLOB NOT NULL, next_seq INTEGER NOT NULL DEFAULT 0, end_seq INTEGER NOT NULL DEFAULT 0, ended_s REAL,
     exit_code INTEGER,
     consumed INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE records (key INTEGER PRIMARY KEY, time_s REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE records (key INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL);
+CREATE INDEX events ON records (key) WHERE kind = 'event';
 CREATE TABLE lost (session TEXT NOT NULL, first_seq INTEGER NOT NULL, end_seq INTEGER NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE samples (id INTEGER PRIMARY KEY, time_s REAL NOT NULL, body BLOB NOT NULL);
 CREATE INDEX samples_time ON samples (time_s);
 CREATE TABLE counts (name TEXT NOT NULL, label TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (name, label));
 """
+
+
+R = TypeVar("R", Snap, Step, Event)
+_KINDS: dict[type[Record], str] = {Snap: "snap", Step: "step", Event: "event"}
 
 
 class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +79,8 @@ class LostRange(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, kw_only=True):
     """What the receiver commits at once."""
 
-    records: list[tuple[int, int, float, bytes]] = []
-    """Session number, seq, time (Unix s), body."""
+    records: list[tuple[int, Record, bytes]] = []
+    """Session number, record, body."""
     positions: dict[int, tuple[int, int]] = {}
     """Session number to its new (next_seq, end_seq)."""
     lost: list[LostRange] = []
@@ -115,21 +122,24 @@ class Journal:
             return _session(rows.fetchone())
 
     def mark_consumed(self, number: int) -> None:
-        """Note that the pipeline has finished with an ended session."""
-        with self._write_lock, self._writer as connection:
+        """Note that the pipeline has finished with an ended session; the next start notes it again if it fails."""
+        with self._write_lock, contextlib.suppress(sqlite3.OperationalError), self._writer as connection:
             connection.execute("UPDATE sessions SET consumed = 1 WHERE id = ? AND ended_s IS NOT NULL", (number,))
 
     def sessions(self) -> list[StoredSession]:
         """Every session in order of acceptance."""
-        with self._read_lock:
-            return [_session(row) for row in self._reader.execute(f"{_SELECT_SESSION} ORDER BY id")]
+        return self._sessions("")
+
+    def unconsumed_sessions(self) -> list[StoredSession]:
+        """The sessions that the pipeline has not finished with, in order of acceptance."""
+        return self._sessions("WHERE consumed = 0")
 
     def append(self, batch: Batch) -> None:
         """Commit a batch: all of it or, on sqlite3.Error, nothing."""
         with self._write_lock, self._writer as connection:
             connection.executemany(
-                "INSERT OR IGNORE INTO records VALUES (?, ?, ?)",
-                [(_key(number, seq), time_s, body) for number, seq, time_s, body in batch.records],
+                "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)",
+                [(_key(n, record.seq), record.time_s, _KINDS[type(record)], body) for n, record, body in batch.records],
             )
             connection.executemany(
                 "UPDATE sessions SET next_seq = ?, end_seq = ? WHERE id = ?",
@@ -165,6 +175,20 @@ class Journal:
                 return
             key = rows[-1][0] + 1
 
+    def newest(self, session: StoredSession, kind: type[R]) -> Iterator[R]:
+        """Yield the readable records of one kind, newest first."""
+        # The kind is spelt out because only then does SQLite use the index on events.
+        query = (
+            f"SELECT key, body FROM records WHERE key >= ? AND key < ? AND kind = '{_KINDS[kind]}' "  # noqa: S608 - own word
+            "ORDER BY key DESC LIMIT 1"
+        )
+        first_key, end_key = _key(session.number, 0), _key(session.number, session.next_seq)
+        while (row := self._one(query, (first_key, end_key))) is not None:
+            end_key, body = row
+            record = decode_record(body)
+            assert isinstance(record, kind)
+            yield record
+
     def first_seq_since(self, session: StoredSession, time_s: float) -> int:
         """Sequence number of about the first record at or after a time; `next_seq` when there is none.
 
@@ -197,16 +221,21 @@ class Journal:
         with self._read_lock:
             return {(name, label): value for name, label, value in self._reader.execute("SELECT * FROM counts")}
 
+    def count(self, name: str, label: str) -> None:
+        """Add one to a count, if the disk has room."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            self.append(Batch(counts={(name, label): 1}))
+
     def lost_ranges(self) -> list[LostRange]:
         """Every range that was declared lost, oldest first."""
         with self._read_lock:
             return [LostRange(*row) for row in self._reader.execute("SELECT * FROM lost ORDER BY rowid")]
 
     def append_samples(self, samples: Sequence[Sample]) -> None:
-        """Store collector samples that were taken together."""
+        """Store collector samples that were taken together, if the disk has room for them."""
         if samples:
             body = zlib.compress(msgspec.msgpack.encode(samples), 1)
-            with self._write_lock, self._writer as connection:
+            with self._write_lock, contextlib.suppress(sqlite3.OperationalError), self._writer as connection:
                 connection.execute("INSERT INTO samples (time_s, body) VALUES (?, ?)", (samples[0].time_s, body))
 
     def samples_between(self, start_s: float, end_s: float) -> Iterator[Sample]:
@@ -220,16 +249,25 @@ class Journal:
 
     def trim(self, oldest_s: float, max_bytes: int) -> bool:
         """Drop what is over the bounds (`sidecar.retention`); True when more is due."""
-        with self._write_lock:
+        with self._write_lock, contextlib.suppress(sqlite3.OperationalError):
             return trim(self._writer, oldest_s, max_bytes)
+        return False
+
+    def _sessions(self, where: str) -> list[StoredSession]:
+        with self._read_lock:
+            return [_session(row) for row in self._reader.execute(f"{_SELECT_SESSION} {where} ORDER BY id")]
 
     def _time_s(self, key: int, end_key: int, order: Literal["ASC", "DESC"]) -> float | None:
-        with self._read_lock:
-            row = self._reader.execute(
-                f"SELECT time_s FROM records WHERE key >= ? AND key < ? ORDER BY key {order} LIMIT 1",  # noqa: S608 - two words
-                (key, end_key),
-            ).fetchone()
+        row = self._one(
+            f"SELECT time_s FROM records WHERE key >= ? AND key < ? ORDER BY key {order} LIMIT 1",  # noqa: S608 - two words
+            (key, end_key),
+        )
         return None if row is None else row[0]
+
+    def _one(self, query: str, parameters: tuple[int, int]) -> tuple[Any, ...] | None:
+        with self._read_lock:
+            row: tuple[Any, ...] | None = self._reader.execute(query, parameters).fetchone()
+        return row
 
 
 _SELECT_SESSION = "SELECT id, hello, endpoint, labels, next_seq, end_seq, ended_s, exit_code, consumed FROM sessions"

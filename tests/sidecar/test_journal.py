@@ -30,7 +30,7 @@ def opened(journal: Journal, session: str = "s1") -> StoredSession:
 def store(journal: Journal, number: int, seqs: range, *, ended: bool = False) -> None:
     """Store snapshots, one a second, as a complete prefix."""
     batch = Batch(
-        records=[(number, seq, START_S + seq, encode(snap(seq))) for seq in seqs],
+        records=[(number, snap(seq), encode(snap(seq))) for seq in seqs],
         positions={number: (seqs.stop, seqs.stop)},
         ended=[(START_S + seqs.stop, 0, number)] if ended else [],
     )
