@@ -1,0 +1,112 @@
+"""Tiny random models shared by the trainer's tests: a target, drafters of both layouts, the reference's twin."""
+
+import dflash.model
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from trainer.drafter import Drafter, DrafterConfig, LayerType
+
+VOCAB_SIZE = 97
+MASK_TOKEN_ID = 96
+LAYOUTS: dict[str, tuple[LayerType, ...]] = {
+    "full": ("full_attention",) * 3,
+    "sliding": ("sliding_attention", "sliding_attention", "full_attention"),
+}
+
+
+def tiny_config(layout: str = "full", **changes: object) -> DrafterConfig:
+    """Three layers over an eight-layer target, blocks of 4; `layout` names an entry of LAYOUTS."""
+    fields: dict[str, object] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 512,
+        "block_size": 4,
+        "mask_token_id": MASK_TOKEN_ID,
+        "target_layer_ids": (1, 3, 5),
+        "num_target_layers": 8,
+        "target_hidden_size": 64,
+        "layer_types": LAYOUTS[layout],
+        "sliding_window": 8,
+    }
+    return DrafterConfig(**(fields | changes))  # type: ignore[arg-type]  # a test may pass any field
+
+
+def _scaled(model: torch.nn.Module, factor: float) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(factor)
+
+
+def tiny_drafter(config: DrafterConfig, weight_factor: float = 5.0) -> Drafter:
+    """Seeded; weights are scaled up so that attention is far from uniform."""
+    drafter = Drafter(config, torch.Generator().manual_seed(1))
+    _scaled(drafter, weight_factor)
+    return drafter.eval()
+
+
+def tiny_target(**changes: object) -> Qwen3ForCausalLM:
+    """A frozen eight-layer Qwen3; weights are scaled up so that its greedy text is not constant."""
+    torch.manual_seed(0)
+    fields: dict[str, object] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }
+    target = Qwen3ForCausalLM(Qwen3Config(**(fields | changes))).eval().requires_grad_(False)
+    _scaled(target, 3.0)
+    return target
+
+
+def reference_drafter(drafter: Drafter) -> dflash.model.DFlashDraftModel:
+    """The reference package's model with the same configuration and weights."""
+    config = drafter.config
+    slides = "sliding_attention" in config.layer_types
+    reference_config = Qwen3Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        layer_types=list(config.layer_types),
+        use_sliding_window=slides,
+        sliding_window=config.sliding_window,
+        max_window_layers=config.num_hidden_layers,
+        block_size=config.block_size,
+        num_target_layers=config.num_target_layers,
+        dflash_config={
+            "mask_token_id": config.mask_token_id,
+            "target_layer_ids": list(config.target_layer_ids),
+            "input_embedding_scale": config.input_embedding_scale,
+            "output_multiplier": config.output_multiplier,
+            "final_logit_softcapping": config.final_logit_softcapping,
+        },
+        **({} if config.is_causal is None else {"is_causal": config.is_causal}),
+    )
+    model = dflash.model.DFlashDraftModel(reference_config).eval()
+    model.load_state_dict(drafter.state_dict(), strict=True)
+    return model
+
+
+@torch.no_grad()
+def tapped(target: Qwen3ForCausalLM, input_ids: Tensor, config: DrafterConfig) -> Tensor:
+    """What a trainer taps from the target: [B, S, L*H]."""
+    states = target(input_ids, output_hidden_states=True, use_cache=False).hidden_states
+    return torch.cat([states[i + 1] for i in config.target_layer_ids], dim=-1)

@@ -1,0 +1,100 @@
+"""Batches of samples of like length, addressed by one integer.
+
+A batch is a pure function of (samples, batch size, seed, index), so the position in the data that a checkpoint keeps
+is the index of the next batch, and several workers can take batches from one `Batches` without agreeing on anything
+but who takes which index.
+
+Each epoch visits every sample once, in a new order. Padding is wasted work, so batches are cut from runs of samples
+sorted by length; the runs are random and the order of the batches is shuffled again, so length does not correlate
+with time.
+
+Tensor suffixes: B sequences, S positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.data import Sample
+
+BATCHES_PER_RUN = 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Samples padded on the right to the longest of them.
+
+    Attributes:
+        index: The batch's number since the start of training.
+        input_ids: Token ids, int64; 0 at padding.
+        attention_mask: True at real tokens, bool.
+        loss_mask: True at the target's own tokens, bool.
+        lengths: Real tokens of each sequence.
+    """
+
+    index: int
+    input_ids: Tensor
+    attention_mask: Tensor
+    loss_mask: Tensor
+    lengths: tuple[int, ...]
+
+
+class Batches:
+    """An endless, reproducible sequence of batches; safe to call from several threads.
+
+    Args:
+        samples: At least one.
+        batch_size: Sequences in a batch; the last batch of an epoch may be smaller.
+        seed: Of the order.
+    """
+
+    def __init__(self, samples: Sequence[Sample], *, batch_size: int, seed: int) -> None:
+        assert samples
+        assert batch_size > 0
+        self._samples = samples
+        self._lengths = torch.tensor([len(sample) for sample in samples])
+        self._batch_size = batch_size
+        self._seed = seed
+        # Replaced as a whole: a thread that still holds the last epoch's plan is not disturbed.
+        self._plan: tuple[int, list[list[int]]] = (-1, [])
+
+    @property
+    def num_batches_per_epoch(self) -> int:
+        """Batches in which every sample occurs once."""
+        return -(-len(self._samples) // self._batch_size)
+
+    def batch(self, index: int) -> Batch:
+        """Return the batch with this number, counted from 0 over all epochs."""
+        epoch, position = divmod(index, self.num_batches_per_epoch)
+        plan = self._plan
+        if plan[0] != epoch:
+            plan = self._plan = (epoch, self._plan_epoch(epoch))
+        return self._collate(index, [self._samples[i] for i in plan[1][position]])
+
+    def _plan_epoch(self, epoch: int) -> list[list[int]]:
+        # Two halves of one integer: epochs of neighbouring seeds must not coincide.
+        generator = torch.Generator().manual_seed((self._seed << 32) + epoch)
+        order = torch.randperm(len(self._samples), generator=generator)
+        runs = torch.split(order, self._batch_size * BATCHES_PER_RUN)
+        by_length = [run[self._lengths[run].argsort(stable=True)] for run in runs]
+        batches = [batch.tolist() for run in by_length for batch in torch.split(run, self._batch_size)]
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+    def _collate(self, index: int, samples: Sequence[Sample]) -> Batch:
+        lengths = tuple(len(sample) for sample in samples)
+        shape = (len(samples), max(lengths))
+        input_ids = torch.zeros(shape, dtype=torch.int64)
+        loss_mask = torch.zeros(shape, dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            input_ids[row, : len(sample)] = sample.input_ids
+            loss_mask[row, : len(sample)] = sample.loss_mask
+        attention_mask = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+        return Batch(
+            index=index,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            loss_mask=loss_mask,
+            lengths=lengths,
+        )
