@@ -16,7 +16,10 @@ LIVENESS_FAMILIES = (
     Family("dflash_trainer_last_message_timestamp_seconds", "gauge", "Time of the newest record of a trainer."),
     Family("dflash_trainer_start_time_seconds", "gauge", "When a trainer started."),
     Family(
-        "dflash_run_info", "gauge", "Always 1; says which run this is.", ("run_id", "session", "pid", "rank", "world_size")
+        "dflash_run_info",
+        "gauge",
+        "Always 1; says which run this is.",
+        ("run_id", "session", "pid", "rank", "world_size"),
     ),
 )
 

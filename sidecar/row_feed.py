@@ -71,7 +71,9 @@ class RowFeed:
     def finish(self, exit_code: int | None) -> bool:
         """Tell the spool that the session ended; False when it has to be told again."""
         try:
-            self._spool.finish(self._stored.hello.run_id, self._stored.name, CRASHED if exit_code is None else exit_code)
+            self._spool.finish(
+                self._stored.hello.run_id, self._stored.name, CRASHED if exit_code is None else exit_code
+            )
         except sqlite3.OperationalError:
             return False
         return not self._is_failing
