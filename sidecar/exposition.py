@@ -1,4 +1,4 @@
-"""What one evaluation shows: every trainer's own families, who is alive, the sidecar about itself, all else merged in."""
+"""What one evaluation shows beside derived metrics: who is alive, the sidecar about itself, all merged by name."""
 
 from collections.abc import Iterable, Mapping
 
@@ -63,7 +63,7 @@ def liveness(feeds: Iterable[SessionFeed], gone: StoredSession | None) -> tuple[
 
 
 def counted(counts: Mapping[tuple[str, str], int]) -> list[Value]:
-    """The journal's counts under their public names; reasons that never occurred are shown as 0 where they are known."""
+    """The journal's counts under their public names; known reasons that never occurred are shown as 0."""
     values: list[Value] = [
         ("dflash_records_received_total", (), float(counts.get(("received", ""), 0))),
         ("dflash_records_replayed_total", (), float(counts.get(("replayed", ""), 0))),

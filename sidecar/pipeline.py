@@ -27,14 +27,14 @@ class Pipeline:
 
     Args:
         journal: where records come from.
-        row_feed: makes the row feed of a session; None for no rows.
+        row_feed: makes the row feed of a session; None for a session without rows.
         wall_s: Unix time.
     """
 
     def __init__(
         self,
         journal: Journal,
-        row_feed: Callable[[StoredSession], RowFeed] | None,
+        row_feed: Callable[[StoredSession], RowFeed | None],
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._journal = journal
@@ -101,8 +101,8 @@ class Pipeline:
 
     def _begin(self, stored: StoredSession, start_s: float) -> None:
         first_seq = self._journal.first_seq_since(stored, start_s)
-        if self._row_feed is not None and not stored.consumed:
-            rows = self._rows[stored.number] = self._row_feed(stored)
+        if not stored.consumed and (rows := self._row_feed(stored)) is not None:
+            self._rows[stored.number] = rows
             first_seq = min(first_seq, rows.next_seq)
         if first_seq < stored.next_seq or not stored.consumed:
             self.feeds[stored.number] = SessionFeed(stored, self._journal, first_seq)

@@ -6,16 +6,14 @@ they came from. So whatever interrupts this, going on from the spool's cursor ne
 
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
 
 from sidecar.journal import Journal, StoredSession
-from sidecar.sinks.wandb_rows import RowBuilder
+from sidecar.sinks.wandb_rows import Evaluate, RowBuilder
 from sidecar.sinks.wandb_spool import Row, Spool
 
 ROWS_PER_COMMIT = 500
 CRASHED = 1
 """Exit code of a trainer that left without saying one."""
-Evaluate = Callable[[str, float], Mapping[str, float]]
 _log = logging.getLogger(__name__)
 
 
@@ -26,19 +24,20 @@ class RowFeed:
         stored: the session.
         journal: where its records are.
         spool: where rows go.
-        builder: makes rows of a record.
-        evaluate: values of the definitions by W&B key, for "step" or "tick", at a time.
+        interval_s: least time between telemetry rows.
+        evaluate: values of the definitions.
     """
 
     def __init__(
-        self, stored: StoredSession, journal: Journal, spool: Spool, builder: RowBuilder, evaluate: Evaluate
+        self, stored: StoredSession, journal: Journal, spool: Spool, interval_s: float, evaluate: Evaluate
     ) -> None:
         self._stored = stored
         self._journal = journal
         self._spool = spool
-        self._builder = builder
+        self._interval_s = interval_s
         self._evaluate = evaluate
         self._cursor = spool.cursor(stored.name)
+        self._builder: RowBuilder | None = None
         self._is_failing = False
 
     @property
@@ -48,17 +47,8 @@ class RowFeed:
 
     def catch_up(self, end_seq: int) -> None:
         """Make rows of every record before `end_seq`; when the spool cannot be written, the next call tries again."""
-        cursor, rows = self._cursor, list[Row]()
         try:
-            for record in self._journal.records(self._stored, cursor.seq + 1, end_seq):
-                new, cursor = self._builder.rows_for(record, self._stored.hello, self._evaluate, cursor)
-                rows += new
-                if len(rows) >= ROWS_PER_COMMIT:
-                    self._spool.append(self._stored.hello.run_id, self._stored.name, cursor, rows)
-                    self._cursor, rows = cursor, []
-            if rows:
-                self._spool.append(self._stored.hello.run_id, self._stored.name, cursor, rows)
-            self._cursor = cursor
+            self._catch_up(end_seq)
         except sqlite3.OperationalError as error:
             if not self._is_failing:
                 _log.error("cannot write the W&B spool (%s): rows wait in the journal meanwhile", error)
@@ -70,10 +60,24 @@ class RowFeed:
 
     def finish(self, exit_code: int | None) -> bool:
         """Tell the spool that the session ended; False when it has to be told again."""
+        hello = self._stored.hello
         try:
-            self._spool.finish(
-                self._stored.hello.run_id, self._stored.name, CRASHED if exit_code is None else exit_code
-            )
+            self._spool.finish(hello.run_id, hello.session, CRASHED if exit_code is None else exit_code)
         except sqlite3.OperationalError:
             return False
         return not self._is_failing
+
+    def _catch_up(self, end_seq: int) -> None:
+        hello = self._stored.hello
+        if self._builder is None:
+            self._builder = RowBuilder(self._interval_s, self._spool.open_run(hello))
+        cursor, rows = self._cursor, list[Row]()
+        for record in self._journal.records(self._stored, cursor.seq + 1, end_seq):
+            new, cursor = self._builder.rows_for(record, hello, self._evaluate, cursor)
+            rows += new
+            if len(rows) >= ROWS_PER_COMMIT:
+                self._spool.append(hello.run_id, hello.session, cursor, rows)
+                self._cursor, rows = cursor, []
+        if rows:
+            self._spool.append(hello.run_id, hello.session, cursor, rows)
+        self._cursor = cursor

@@ -4,8 +4,7 @@ from collections import deque
 
 from shared.wire import Event, Record, Snap, Step
 from sidecar.journal import Journal, StoredSession
-from sidecar.samples import ExportedFamily, Sample
-from sidecar.store import SeriesKey
+from sidecar.samples import ExportedFamily, Labels, Sample
 from sidecar.trainer_series import TrainerSeries
 
 SPEED_STEPS = 50
@@ -27,7 +26,7 @@ class SessionFeed:
         self.stored = stored
         self.next_seq = first_seq
         self.series = TrainerSeries(stored.hello.schema, stored.labels)
-        self.keys: set[SeriesKey] = set()
+        self.keys: set[tuple[str, Labels]] = set()
         self.last_time_s = journal.last_time_s(stored.number) or stored.hello.start_time_s
         self.newest_step: Step | None = None
         self._newest: dict[type[Record], list[Sample]] = {}
