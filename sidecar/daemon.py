@@ -48,7 +48,7 @@ HISTORY_MARGIN_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class SidecarFailure(ValueError):
+class SidecarError(ValueError):
     """The sidecar cannot go on; the message is meant for the user."""
 
 
@@ -103,7 +103,7 @@ class Daemon:
                 CATALOGUE,
                 lambda outcome: self._journal.count("reloads", outcome),
             )
-            self._outlet = WandbOutlet(config.wandb, state_dir.path, self._journal, self._row_values, environ)
+            self._outlet = WandbOutlet(config.wandb, state_dir.path, self._journal, self._row_values)
             stack.callback(self._outlet.close)
             self._pipeline = Pipeline(self._journal, self._outlet.row_feed)
             self._collectors = CollectorRunner(
@@ -124,13 +124,16 @@ class Daemon:
             self._closing = stack.pop_all()
 
     def run(self) -> None:
-        """Live until told to stop; raises SidecarFailure when that is not possible."""
+        """Live until told to stop; raises SidecarError when that is not possible."""
         with self._signals():
-            self._start()
-            while not self._should_stop:
-                started_s = time.monotonic()
-                self._turn()
-                self._alarm.sleep(started_s + self._config.interval_s - time.monotonic())
+            try:
+                self._start()
+                while not self._should_stop:
+                    started_s = time.monotonic()
+                    self._turn()
+                    self._alarm.sleep(started_s + self._config.interval_s - time.monotonic())
+            except sqlite3.Error as error:
+                raise self._file_failure(error) from error
 
     def close(self) -> None:
         """Stop everything in reverse order of its start, each within its own bound."""
@@ -173,7 +176,9 @@ class Daemon:
         self._publication.publish(self._sink, readings)
         self._trim()
         if not self._receiver.is_alive and not self._should_stop:
-            raise self._receiver_failure()
+            if (failure := self._receiver.failure) is not None:
+                raise failure
+            raise SidecarError("the receiver stopped, see the traceback above; start again")
         self._notifier.alive(self._publication.summary())
 
     def _reload_if_due(self) -> None:
@@ -207,12 +212,11 @@ class Daemon:
         host = self._config.address[0]
         return f"http://{f'[{host}]' if ':' in host else host}:{self._http.port}"
 
-    def _receiver_failure(self) -> SidecarFailure:
-        failure = self._receiver.failure
-        if isinstance(failure, sqlite3.Error) and is_corruption(failure):
+    def _file_failure(self, error: sqlite3.Error) -> SidecarError:
+        if is_corruption(error):
             mark_damaged(self._journal_path)
-            return SidecarFailure(f"{self._journal_path} is damaged ({failure}); start again to move it aside")
-        return SidecarFailure(f"the receiver stopped ({failure or 'see the traceback above'}); start again")
+            return SidecarError(f"{self._journal_path} is damaged ({error}); start again to move it aside")
+        return SidecarError(f"cannot use the files in {self._journal_path.parent} ({error}); start again")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -45,9 +45,7 @@ class Publication:
         outlet: for the state of W&B.
     """
 
-    def __init__(
-        self, journal: Journal, pipeline: Pipeline, definitions: LiveDefinitions, outlet: WandbOutlet
-    ) -> None:
+    def __init__(self, journal: Journal, pipeline: Pipeline, definitions: LiveDefinitions, outlet: WandbOutlet) -> None:
         self._journal = journal
         self._pipeline = pipeline
         self._definitions = definitions
