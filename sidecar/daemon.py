@@ -138,6 +138,7 @@ class Daemon:
     def close(self) -> None:
         """Stop everything in reverse order of its start, each within its own bound."""
         self._notifier.stopping()
+        _log.info("stopping; what comes meanwhile waits in the trainer")
         self._closing.close()
         self._alarm.close()
 
@@ -168,12 +169,14 @@ class Daemon:
 
     def _turn(self) -> None:
         """Once around: take in, pass on, show."""
-        self._reload_if_due()
+        requests = self._reload_if_due()
         readings = self._collectors.latest()
         self._pipeline.add_readings(readings)
         self._pipeline.turn(self._config.interval_s)
         self._outlet.tick(time.monotonic())
         self._publication.publish(self._sink, readings)
+        for request in requests:  # only now: who asked may count on seeing the outcome
+            request.done.set()
         self._trim()
         if not self._receiver.is_alive and not self._should_stop:
             if (failure := self._receiver.failure) is not None:
@@ -181,18 +184,17 @@ class Daemon:
             raise SidecarError("the receiver stopped, see the traceback above; start again")
         self._notifier.alive(self._publication.summary())
 
-    def _reload_if_due(self) -> None:
+    def _reload_if_due(self) -> list[ReloadRequest]:
         requests = [self._reloads.popleft() for _ in range(len(self._reloads))]
-        if not requests and not self._definitions.has_changed():
-            return
-        self._notifier.reloading()
-        problem = self._definitions.reload()
-        if self._window_s() > self._pipeline.store.window_s:
-            self._pipeline.open(self._window_s())
-        self._notifier.ready(self._publication.summary())
-        for request in requests:
-            request.problem = problem
-            request.done.set()
+        if requests or self._definitions.has_changed():
+            self._notifier.reloading()
+            problem = self._definitions.reload()
+            if self._window_s() > self._pipeline.store.window_s:
+                self._pipeline.open(self._window_s())
+            self._notifier.ready(self._publication.summary())
+            for request in requests:
+                request.problem = problem
+        return requests
 
     def _trim(self) -> None:
         now_s = time.monotonic()
