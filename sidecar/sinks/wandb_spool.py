@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS sessions (
     number INTEGER PRIMARY KEY, session TEXT NOT NULL UNIQUE, run_id TEXT NOT NULL,
     seq INTEGER NOT NULL DEFAULT -1, last_telemetry_time_s REAL NOT NULL DEFAULT -9e999, exit_code INTEGER
 );
+CREATE INDEX IF NOT EXISTS sessions_of_run ON sessions (run_id);
 CREATE TABLE IF NOT EXISTS rows (
     run_id TEXT NOT NULL, row_index INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (run_id, row_index)
 ) WITHOUT ROWID;
@@ -148,6 +149,10 @@ class Spool:
     def runs(self) -> list[SpooledRun]:
         """All runs, the newest first."""
         return [_run(row) for row in self._execute(f"{_RUNS} ORDER BY number DESC")]
+
+    def open_runs(self) -> list[SpooledRun]:
+        """Runs that are not closed on the server, the newest first."""
+        return [_run(row) for row in self._execute(f"{_RUNS} WHERE closed_s IS NULL ORDER BY number DESC")]
 
     def run(self, run_id: str) -> SpooledRun:
         """One run; it must exist."""
