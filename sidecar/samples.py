@@ -1,5 +1,6 @@
 """The values that flow through the sidecar: one sample, one exported family, one immutable result."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -38,3 +39,8 @@ class Result(msgspec.Struct, frozen=True):
 def labels_of(**pairs: str) -> Labels:
     """Labels from keyword arguments, sorted."""
     return tuple(sorted(pairs.items()))
+
+
+def samples_of(families: Iterable[ExportedFamily], time_s: float) -> list[Sample]:
+    """Every point of the families as a sample at one time."""
+    return [Sample(name, labels, time_s, value) for family in families for name, labels, value in family.points]

@@ -1,0 +1,155 @@
+"""The command line of the sidecar.
+
+Every command imports what it needs when it runs: `status` answers at once, and a broken optional dependency of one
+command does not take the others with it. Whatever is the user's to correct is one line on stderr and exit code 1;
+a command line that cannot be read is exit code 2.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shared.settings import SettingsError, settings_of
+from sidecar.config import SidecarConfig, load_config, state_dir
+
+USAGE_ERROR = 2
+FAILED = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except SettingsError as error:
+        print(f"dflash-sidecar: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except ValueError as error:
+        print(f"dflash-sidecar: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dflash-sidecar", description="Receives a trainer's telemetry and turns it into Prometheus and W&B."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command, help_text in (
+        ("run", _run, "run in the foreground"),
+        ("start", _start, "run in the background, unless one runs already; returns when it answers"),
+    ):
+        sub = _with_settings(commands.add_parser, name, help_text)
+        sub.set_defaults(command=command)
+    stop = commands.add_parser("stop", help="stop the sidecar of a state directory")
+    stop.set_defaults(command=_stop)
+    status = commands.add_parser("status", help="what is alive, what is lost, what is live")
+    status.add_argument("--json", action="store_true", help="for scripts")
+    status.set_defaults(command=_status)
+    check = commands.add_parser("check", help="check a file of metric definitions")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(command=_check)
+    push = commands.add_parser("push", help="upload the rows that wait in the spool, and return when W&B has them")
+    push.set_defaults(command=_push)
+    for sub in (stop, status, push):
+        _add_places(sub)
+    return parser
+
+
+def _with_settings(add: Callable[..., argparse.ArgumentParser], name: str, help_text: str) -> argparse.ArgumentParser:
+    sub = add(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="settings, for --set, --config and DFLASH_ variables (DFLASH_WANDB_MODE=off):\n" + _settings_table(),
+    )
+    _add_places(sub)
+    sub.add_argument(
+        "--definitions", metavar="FILE", help="metric definitions; default STATE_DIR/metrics.toml, else those shipped"
+    )
+    return sub
+
+
+def _add_places(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--state-dir", metavar="DIR", help="directory of journal, spool and log")
+    sub.add_argument("--listen", metavar="HOST:PORT", help="address of /metrics and the API")
+    sub.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; repeatable")
+
+
+def _settings_table() -> str:
+    lines = []
+    for setting in settings_of(SidecarConfig):
+        default = f" [{setting.default}]" if setting.default != "" else ""
+        lines.append(f"  {setting.key:24} {setting.description}{default}")
+    return "\n".join(lines)
+
+
+def _config(arguments: argparse.Namespace) -> SidecarConfig:
+    given = {
+        "state_dir": arguments.state_dir,
+        "listen": arguments.listen,
+        "definitions": getattr(arguments, "definitions", None),
+    }
+    flags = {key: value for key, value in given.items() if value is not None}
+    return load_config(flags, arguments.set, arguments.config, os.environ)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from sidecar.commands import run  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    return run(config, state_dir(config, os.environ))
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    from sidecar.background import start  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    print(start(config, state_dir(config, os.environ), _again(arguments)))
+    return 0
+
+
+def _again(arguments: argparse.Namespace) -> list[str]:
+    """The options of this command line, for the process in the background."""
+    pairs = [("--state-dir", arguments.state_dir), ("--listen", arguments.listen), ("--config", arguments.config)]
+    pairs += [("--definitions", arguments.definitions), *(("--set", assignment) for assignment in arguments.set)]
+    return [text for flag, value in pairs if value is not None for text in (flag, value)]
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from sidecar.background import stop  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    print(stop(state_dir(config, os.environ)))
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from sidecar.background import fetch_status  # noqa: PLC0415 - see the module docstring
+    from sidecar.status import table  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    text, document = fetch_status(config, state_dir(config, os.environ))
+    print(text if arguments.json else table(document))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from sidecar.commands import check  # noqa: PLC0415 - see the module docstring
+
+    print(check(arguments.file))
+    return 0
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from sidecar.commands import push  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    print(push(config, state_dir(config, os.environ)))
+    return 0

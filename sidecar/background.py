@@ -1,0 +1,130 @@
+"""Find the sidecar of a state directory, start one in the background, stop it."""
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from sidecar.config import SidecarConfig
+from sidecar.state_dir import StateDirError, owner_of
+from sidecar.status import StatusDocument
+
+LOG_NAME = "sidecar.log"
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 5.0
+POLL_S = 0.02
+
+
+class BackgroundError(ValueError):
+    """No sidecar where one was expected, or one that does not do as told; the message is meant for the user."""
+
+
+def fetch_status(config: SidecarConfig, path: Path) -> tuple[str, StatusDocument]:
+    """The status as JSON and decoded: of the sidecar that holds the state directory, else of the one that listens."""
+    owner = owner_of(path)
+    host, port = config.address
+    url = owner.url if owner is not None and owner.url else f"http://{host}:{port}"
+    try:
+        text = _get(url, "/api/v1/status")
+        return text, msgspec.json.decode(text, type=StatusDocument)
+    except OSError as error:
+        raise BackgroundError(
+            f"no sidecar answers at {url} ({error.strerror or error}); start one with `dflash-sidecar start`, "
+            "or say where it is with --listen or --state-dir"
+        ) from error
+    except (http.client.HTTPException, msgspec.DecodeError) as error:
+        raise BackgroundError(
+            f"what answers at {url} is no sidecar ({error}); give its address with --listen"
+        ) from error
+
+
+def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
+    """Start a sidecar of its own life unless one is there already; returns who it is, once it answers."""
+    if (running := _running(config, path)) is not None:
+        return f"sidecar already running: pid {running.pid}, {running.url}"
+    log = path / LOG_NAME
+    try:
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        with log.open("ab") as stream:
+            began = stream.tell()
+            child = subprocess.Popen(  # noqa: S603 - ourselves
+                [sys.executable, "-m", "sidecar", "run", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise StateDirError(
+            f"{path}: {error.strerror}; give a writable directory with --state-dir or DFLASH_STATE_DIR"
+        ) from error
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        owner = owner_of(path)
+        if owner is not None and owner.pid == child.pid and owner.url and _is_ready(owner.url):
+            return f"sidecar started: pid {owner.pid}, {owner.url}, log {log}"
+        if child.poll() is not None:
+            lines = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()
+            raise BackgroundError(f"the sidecar did not start: {lines[-1] if lines else 'no word'} (log: {log})")
+        time.sleep(POLL_S)
+    raise BackgroundError(f"the sidecar (pid {child.pid}) does not answer after {START_TIMEOUT_S:g} s; look at {log}")
+
+
+def stop(path: Path) -> str:
+    """Stop the sidecar that holds the state directory, and wait until it is gone."""
+    owner = owner_of(path)
+    if owner is None:
+        return f"no sidecar runs on {path}"
+    os.kill(owner.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if (now := owner_of(path)) is None or now.pid != owner.pid:
+            return f"sidecar stopped: pid {owner.pid}"
+        time.sleep(POLL_S)
+    raise BackgroundError(f"sidecar {owner.pid} still runs after {STOP_TIMEOUT_S:g} s; kill -9 {owner.pid} is safe")
+
+
+class _Running(msgspec.Struct, frozen=True):
+    pid: int
+    url: str
+
+
+def _running(config: SidecarConfig, path: Path) -> _Running | None:
+    owner = owner_of(path)
+    if owner is not None:
+        return _Running(owner.pid, owner.url)
+    try:
+        _, document = fetch_status(config, path)
+    except BackgroundError:
+        return None
+    return _Running(document.sidecar.pid, document.sidecar.url)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        _get(url, "/-/ready")
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
+
+
+def _get(url: str, path: str) -> str:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=REQUEST_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read().decode()
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise http.client.HTTPException(f"{response.status} {response.reason}")
+    return body

@@ -1,0 +1,45 @@
+"""What the commands `run`, `check` and `push` do."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from shared.endpoint import runtime_dir
+from sidecar.config import SidecarConfig
+from sidecar.daemon import Daemon
+from sidecar.definitions import load
+from sidecar.publication import CATALOGUE
+from sidecar.state_dir import StateDir
+
+
+def run(config: SidecarConfig, path: Path) -> int:
+    """Run a sidecar in the foreground until it is told to stop."""
+    _log_to_stderr()
+    state = StateDir(path)
+    try:
+        daemon = Daemon(config, state, runtime_dir(os.environ), os.environ)
+        try:
+            daemon.run()
+        finally:
+            daemon.close()
+    finally:
+        state.close()
+    return 0
+
+
+def check(file: Path) -> str:
+    """Check a file of definitions; raises DefinitionsError with everything that is wrong."""
+    accepted = load(file, CATALOGUE)
+    num_wandb = sum(definition.wandb is not None for definition in accepted.definitions)
+    return f"{file}: {len(accepted.definitions)} metrics, {num_wandb} of them for W&B, digest {accepted.digest}: good"
+
+
+def _log_to_stderr() -> None:
+    """One line per event; the journal of systemd puts its own time before each."""
+    timed = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"{timed}%(levelname)-7s %(message)s", datefmt="%H:%M:%S"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)

@@ -1,0 +1,92 @@
+"""What one evaluation shows beside derived metrics: who is alive, the sidecar about itself, all merged by name."""
+
+from collections.abc import Iterable, Mapping
+
+from shared.schema import Family
+from sidecar.collectors.reading import Value, export
+from sidecar.journal import StoredSession
+from sidecar.samples import ExportedFamily, Labels, labels_of
+from sidecar.session_feed import SessionFeed
+
+LOSS_REASONS = ("ring_overrun", "trainer_gone")
+RELOAD_OUTCOMES = ("success", "failure")
+
+LIVENESS_FAMILIES = (
+    Family("dflash_trainer_up", "gauge", "1 while a trainer is there, 0 for five minutes after the last one left."),
+    Family("dflash_trainer_last_message_timestamp_seconds", "gauge", "Time of the newest record of a trainer."),
+    Family("dflash_trainer_start_time_seconds", "gauge", "When a trainer started."),
+    Family(
+        "dflash_run_info",
+        "gauge",
+        "Always 1; says which run this is.",
+        ("run_id", "session", "pid", "rank", "world_size"),
+    ),
+)
+
+SIDECAR_FAMILIES = (
+    Family("dflash_sidecar_info", "gauge", "Always 1; says which sidecar this is.", ("version",)),
+    Family("dflash_sidecar_start_time_seconds", "gauge", "When this sidecar process started."),
+    Family("dflash_records_received_total", "counter", "Records stored, each once."),
+    Family("dflash_records_replayed_total", "counter", "Records that came by replay."),
+    Family("dflash_records_lost_total", "counter", "Records that nobody can bring back, by reason.", ("reason",)),
+    Family("dflash_frames_rejected_total", "counter", "Frames that could not be used, by reason.", ("reason",)),
+    Family("dflash_sink_lag_records", "gauge", "Rows that wait to be delivered.", ("sink",)),
+    Family("dflash_sink_dropped_total", "counter", "What a sink had to leave out.", ("sink",)),
+    Family("dflash_definitions_info", "gauge", "Always 1; says which definitions are live.", ("digest",)),
+    Family("dflash_definition_success", "gauge", "Whether a definition could be evaluated.", ("metric",)),
+    Family("dflash_config_reloads_total", "counter", "Reloads of the definitions, by outcome.", ("outcome",)),
+)
+
+
+def liveness(feeds: Iterable[SessionFeed], gone: StoredSession | None) -> tuple[ExportedFamily, ...]:
+    """Who is alive, and who was until a moment ago when nobody is."""
+    values: list[Value] = []
+    live = [feed for feed in feeds if feed.stored.ended_s is None]
+    for feed in live:
+        labels, hello = feed.stored.labels, feed.stored.hello
+        info = {
+            "run_id": hello.run_id,
+            "session": hello.session,
+            "pid": str(hello.pid),
+            "rank": str(hello.rank),
+            "world_size": str(hello.world_size),
+        }
+        values += [
+            ("dflash_trainer_up", labels, 1.0),
+            ("dflash_trainer_last_message_timestamp_seconds", labels, feed.last_time_s),
+            ("dflash_trainer_start_time_seconds", labels, hello.start_time_s),
+            ("dflash_run_info", labels_of(**{**info, **dict(labels)}), 1.0),
+        ]
+    if not live and gone is not None:
+        values.append(("dflash_trainer_up", gone.labels, 0.0))
+    return export(LIVENESS_FAMILIES, values)
+
+
+def counted(counts: Mapping[tuple[str, str], int]) -> list[Value]:
+    """The journal's counts under their public names; known reasons that never occurred are shown as 0."""
+    values: list[Value] = [
+        ("dflash_records_received_total", (), float(counts.get(("received", ""), 0))),
+        ("dflash_records_replayed_total", (), float(counts.get(("replayed", ""), 0))),
+    ]
+    for name, family, label, known in (
+        ("lost", "dflash_records_lost_total", "reason", LOSS_REASONS),
+        ("rejected", "dflash_frames_rejected_total", "reason", ()),
+        ("reloads", "dflash_config_reloads_total", "outcome", RELOAD_OUTCOMES),
+    ):
+        found = {value: count for (counted_name, value), count in counts.items() if counted_name == name}
+        for value, count in {**dict.fromkeys(known, 0), **found}.items():
+            values.append((family, labels_of(**{label: value}), float(count)))
+    return values
+
+
+def merged(families: Iterable[ExportedFamily]) -> tuple[ExportedFamily, ...]:
+    """One family per name, with the points of all that bear it."""
+    points: dict[str, list[tuple[str, Labels, float]]] = {}
+    first: dict[str, ExportedFamily] = {}
+    for family in families:
+        first.setdefault(family.name, family)
+        points.setdefault(family.name, []).extend(family.points)
+    return tuple(
+        ExportedFamily(name=name, kind=family.kind, help=family.help, points=tuple(points[name]))
+        for name, family in first.items()
+    )

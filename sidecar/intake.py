@@ -1,0 +1,298 @@
+"""What the receiver does with each frame: check it, know its session, keep it once, see what is missing.
+
+No sockets here. Frames go in through `take`, and `turn` commits what came and returns the subscriptions to change,
+because in this protocol asking for a replay, and for a fresh hello, is a subscription (`shared.wire`).
+
+Whatever goes wrong while committing (a full disk, say) is a gap like any other: the batch is dropped, the books are
+read back from the journal, and replay brings the records when there is room again.
+"""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.endpoint import live_owner_pid
+from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record
+from sidecar.database import is_corruption
+from sidecar.frames import check_hello, check_record, decode_frame, topic_of
+from sidecar.journal import Batch, Journal, LostRange
+from sidecar.samples import Labels, labels_of
+from sidecar.sessions import SessionTrack
+
+COMMIT_INTERVAL_S = 0.1
+COMMIT_RECORDS = 500
+FAILED_COMMIT_PAUSE_S = 5.0
+CHECK_INTERVAL_S = 1.0
+GOODBYE_QUIET_S = 0.5
+GOODBYE_PATIENCE_S = 2.0
+MAX_EARLY_RECORDS = 100
+MAX_EARLY_BYTES = 64 * 1024
+_log = logging.getLogger(__name__)
+
+
+class Subscription(NamedTuple):
+    """One change to what an endpoint's socket subscribes to."""
+
+    endpoint: str
+    topic: bytes
+    wanted: bool
+
+
+class Intake:
+    """Everything between frames and the journal. One thread only.
+
+    Args:
+        journal: where records go.
+        nonce: text that no other sidecar uses in its replay topics.
+        wall_s: Unix time.
+        owner_pid: who listens on a socket path, None for nobody.
+        now_s: monotonic time at the start.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        nonce: str,
+        now_s: float,
+        wall_s: Callable[[], float] = time.time,
+        owner_pid: Callable[[Path], int | None] = live_owner_pid,
+    ) -> None:
+        self._journal = journal
+        self._nonce = nonce
+        self._num_requests = 0
+        self._wall_s = wall_s
+        self._owner_pid = owner_pid
+        self._tracks: dict[str, SessionTrack] = {}
+        self._early: dict[str, list[list[bytes]]] = {}
+        self._greeted: set[str] = set()
+        self._subscriptions: list[Subscription] = []
+        self._batch = Batch()
+        self._commit_s = now_s
+        self._is_failing = False
+        self._check_s = now_s
+        self._complained: set[tuple[str, str]] = set()
+        self._read_books(now_s)
+
+    def has_open_session(self, endpoint: str) -> bool:
+        """Whether a session on this endpoint has not ended."""
+        return any(track.endpoint == endpoint for track in self._tracks.values())
+
+    def take(self, endpoint: str, parts: list[bytes], now_s: float) -> None:
+        """Take in one frame; a frame that cannot be used is counted under its reason and otherwise ignored."""
+        try:
+            self._take(endpoint, parts, now_s)
+        except FrameError as error:
+            self._count("rejected", error.reason)
+            if (endpoint, error.reason) not in self._complained:
+                self._complained.add((endpoint, error.reason))
+                _log.warning("rejected a frame from %s: %s (further ones are only counted)", endpoint, error)
+
+    def turn(self, now_s: float) -> list[Subscription]:
+        """Commit when due, look after gaps and ended sessions, and return the subscriptions to change."""
+        due = len(self._batch.records) >= COMMIT_RECORDS or now_s >= self._commit_s + COMMIT_INTERVAL_S
+        if due:
+            self.commit(now_s)
+        for track in self._tracks.values():
+            if track.is_overdue(now_s):
+                self._close_request(track, now_s)
+            if (request := track.ask(f"{self._nonce}-{self._num_requests}", now_s)) is not None:
+                self._num_requests += 1
+                self._subscriptions.append(Subscription(track.endpoint, request.topic, wanted=True))
+        if now_s >= self._check_s:
+            self._check_s = now_s + CHECK_INTERVAL_S
+            self._end_silent_sessions(now_s)
+        changes, self._subscriptions = self._subscriptions, []
+        return changes
+
+    def commit(self, now_s: float) -> None:
+        """Write everything taken in so far; raises sqlite3.DatabaseError only when the journal is damaged."""
+        batch = self._batch
+        if now_s < self._commit_s or not (batch.records or batch.counts or batch.lost or batch.ended):
+            return
+        self._commit_s = now_s
+        self._batch = Batch()
+        batch.positions |= {track.number: (track.next_seq, track.end_seq) for track in self._tracks.values()}
+        try:
+            self._journal.append(batch)
+        except sqlite3.Error as error:
+            if is_corruption(error):
+                raise
+            self._commit_s = now_s + FAILED_COMMIT_PAUSE_S
+            if not self._is_failing:
+                _log.error("cannot write the journal (%s): records stay with the trainer meanwhile", error)
+            self._is_failing = True
+            self._read_books(now_s)
+        else:
+            if self._is_failing:
+                _log.info("the journal can be written again")
+            self._is_failing = False
+
+    def _read_books(self, now_s: float) -> None:
+        """Make the tracks say what the journal says, keeping what is known to exist beyond it."""
+        known = self._tracks
+        self._tracks = {}
+        for stored in self._journal.sessions():
+            if stored.ended_s is not None:
+                continue
+            held = self._journal.held_seqs(stored.number, stored.next_seq)
+            last_s = self._journal.last_time_s(stored.number) or stored.hello.start_time_s
+            track = SessionTrack(stored, held, now_s - max(self._wall_s() - last_s, 0.0))
+            if (before := known.get(stored.name)) is not None:
+                track.expect(before.end_seq)
+                track.heard_s = before.heard_s
+                track.postpone(self._commit_s)
+                if before.request is not None:
+                    self._subscriptions.append(Subscription(before.endpoint, before.request.topic, wanted=False))
+            self._tracks[stored.name] = track
+
+    def _take(self, endpoint: str, parts: list[bytes], now_s: float) -> None:
+        message = decode_frame(parts)
+        if isinstance(message, ReplayChunk):
+            self._take_chunk(endpoint, parts[0], message, now_s)
+        elif isinstance(message, Hello):
+            self._take_hello(endpoint, message, parts[1], now_s)
+        else:
+            self._take_record(endpoint, message, parts[1], now_s)
+
+    def _take_hello(self, endpoint: str, hello: Hello, body: bytes, now_s: float) -> None:
+        check_hello(hello)
+        track = self._tracks.get(hello.session)
+        if track is not None and track.hello.schema_digest != hello.schema_digest:
+            raise FrameError("schema_changed", f"session {hello.session} changed its schema")
+        if track is None or track.endpoint != endpoint:
+            track = self._accept(endpoint, hello, body, now_s)
+        track.heard_s = now_s
+        track.expect(hello.next_seq)
+        if hello.session not in self._greeted:
+            self._greeted.add(hello.session)
+            _log.info(
+                "trainer connected: run %s, session %s, pid %d, %d earlier records to fetch",
+                *(hello.run_id, hello.session, hello.pid, max(hello.next_seq - track.next_seq, 0)),
+            )
+        for parts in self._early.pop(endpoint, []):
+            self.take(endpoint, parts, now_s)
+        if hello.first_seq > track.next_seq:
+            self._give_up(track, hello.first_seq, "ring_overrun", now_s)
+
+    def _take_chunk(self, endpoint: str, topic: bytes, chunk: ReplayChunk, now_s: float) -> None:
+        track = self._tracks.get(chunk.session)
+        if track is None or track.endpoint != endpoint:
+            raise FrameError("session_conflict", f"a replay of session {chunk.session} that is not at {endpoint}")
+        if track.request is None or topic != track.request.topic:
+            return  # the rest of an answer that was given up; it will be, or was, asked for again
+        track.hear_answer(now_s)
+        for body in chunk.bodies:
+            record = decode_record(body)
+            if record.session != chunk.session:
+                raise FrameError("session_conflict", f"a record of {record.session} in a replay of {chunk.session}")
+            if self._take_record(endpoint, record, body, now_s):
+                self._count("replayed", "")
+        if chunk.done:
+            self._close_request(track, now_s)
+
+    def _take_record(self, endpoint: str, record: Record, body: bytes, now_s: float) -> bool:
+        """Keep a record unless it is already here; True when it is new."""
+        track = self._tracks.get(record.session)
+        if track is None:
+            self._keep_early(endpoint, record, body)
+            return False
+        if track.endpoint != endpoint:
+            raise FrameError("session_conflict", f"session {record.session} lives at {track.endpoint}")
+        check_record(track.hello, record)
+        track.heard_s = now_s
+        if not track.accept(record.seq):
+            return False
+        self._batch.records.append((track.number, record, body))
+        self._count("received", "")
+        if isinstance(record, Event) and record.kind == "goodbye":
+            exit_code = record.detail.get("exit_code")
+            track.has_said_goodbye = True
+            track.exit_code = exit_code if isinstance(exit_code, int) else None
+        return True
+
+    def _keep_early(self, endpoint: str, record: Record, body: bytes) -> None:
+        """Records may overtake the hello that explains them, but not many, and it comes within a moment."""
+        early = self._early.setdefault(endpoint, [])
+        if len(early) >= MAX_EARLY_RECORDS or len(body) > MAX_EARLY_BYTES:
+            raise FrameError("no_hello", f"session {record.session} has not said hello")
+        early.append([topic_of(record), body])
+
+    def _accept(self, endpoint: str, hello: Hello, body: bytes, now_s: float) -> SessionTrack:
+        """Begin a session. Those before it that are dead end now, so that series of both never meet."""
+        for other in list(self._tracks.values()):
+            alive = other.endpoint != endpoint and self._owner_pid(Path(other.endpoint)) is not None
+            if alive and other.name == hello.session:
+                raise FrameError("session_conflict", f"session {hello.session} already lives at {other.endpoint}")
+            if not alive and other.name != hello.session:
+                self._end(other, now_s)
+        try:
+            stored = self._journal.open_session(hello, body, endpoint, self._labels(hello))
+        except sqlite3.OperationalError as error:
+            raise FrameError("journal", f"cannot write the journal: {error}") from error
+        track = SessionTrack(stored, self._journal.held_seqs(stored.number, stored.next_seq), now_s)
+        self._tracks[hello.session] = track
+        return track
+
+    def _labels(self, hello: Hello) -> Labels:
+        """Labels that keep this session apart from those that live beside it: none as long as it is alone."""
+        pairs = {"rank": str(hello.rank)} if hello.world_size > 1 else {}
+        if any(track.hello.run_id != hello.run_id for track in self._tracks.values()):
+            pairs["run"] = hello.run_id
+        return labels_of(**pairs)
+
+    def _close_request(self, track: SessionTrack, now_s: float) -> None:
+        assert track.request is not None
+        self._subscriptions.append(Subscription(track.endpoint, track.request.topic, wanted=False))
+        if track.close_request(now_s):
+            self._subscriptions.append(Subscription(track.endpoint, TOPIC_HELLO, wanted=False))
+            self._subscriptions.append(Subscription(track.endpoint, TOPIC_HELLO, wanted=True))
+
+    def _give_up(self, track: SessionTrack, before_seq: int, reason: str, now_s: float) -> None:
+        runs = track.give_up_before(before_seq)
+        for first, end in runs:
+            self._batch.lost.append(LostRange(track.name, first, end, reason))
+            self._count("lost", reason, end - first)
+        self.commit(now_s)
+        for first, end in runs:
+            after_s = self._journal.time_before_s(track.number, first) or track.hello.start_time_s
+            before_s = self._journal.time_from_s(track.number, end) or self._wall_s()
+            _log.error(
+                "lost records %d to %d of session %s, between %s and %s: %s",
+                *(first, end - 1, track.name, _clock(after_s), _clock(before_s), reason),
+            )
+
+    def _end_silent_sessions(self, now_s: float) -> None:
+        for track in list(self._tracks.values()):
+            silence_s = now_s - track.heard_s
+            if track.has_said_goodbye and track.is_complete:
+                ended = silence_s >= GOODBYE_QUIET_S
+            else:
+                limit_s = GOODBYE_PATIENCE_S if track.has_said_goodbye else track.silence_limit_s
+                ended = silence_s >= limit_s and self._owner_pid(Path(track.endpoint)) is None
+            if ended:
+                self._end(track, now_s)
+
+    def _end(self, track: SessionTrack, now_s: float) -> None:
+        if track.request is not None:
+            self._subscriptions.append(Subscription(track.endpoint, track.request.topic, wanted=False))
+        if not track.is_complete:
+            self._give_up(track, track.end_seq, "trainer_gone", now_s)
+        self._batch.positions[track.number] = (track.next_seq, track.end_seq)
+        self._batch.ended.append((self._wall_s(), track.exit_code, track.number))
+        self._tracks.pop(track.name, None)
+        self.commit(now_s)
+        how = f"exit code {track.exit_code}" if track.has_said_goodbye else "without a goodbye"
+        _log.info(
+            "trainer left: run %s, session %s, pid %d, %s", *(track.hello.run_id, track.name, track.hello.pid, how)
+        )
+
+    def _count(self, name: str, label: str, amount: int = 1) -> None:
+        key = (name, label)
+        self._batch.counts[key] = self._batch.counts.get(key, 0) + amount
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))

@@ -1,0 +1,145 @@
+"""From the journal to the store and the W&B rows, in order, every record once per process life.
+
+After a restart the part of the past that the definitions look at is read again, so that rates are there at once, and
+rows go on from the spool's cursor. Samples of collectors are merged in by time: those that are newer than a record
+which is still to come wait for it, because the store forgets by its newest sample.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from sidecar.collectors.reading import Reading, families_of
+from sidecar.journal import Journal, StoredSession
+from sidecar.row_feed import RowFeed
+from sidecar.samples import Labels, Sample, samples_of
+from sidecar.session_feed import SessionFeed
+from sidecar.store import SeriesKey, Store
+
+SLICE_RECORDS = 100
+MAX_HOLD_S = 60.0
+"""How long samples of collectors wait at most for records that are being replayed."""
+DOWN_SHOWN_S = 300.0
+"""How long a trainer that is gone is shown as down."""
+
+
+class Pipeline:
+    """Feeds store and spool. One thread only, except `trainers`.
+
+    Args:
+        journal: where records come from.
+        row_feed: makes the row feed of a session; None for a session without rows.
+        wall_s: Unix time.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        row_feed: Callable[[StoredSession], RowFeed | None],
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._journal = journal
+        self._row_feed = row_feed
+        self._wall_s = wall_s
+        self.store = Store(0.0)
+        self.feeds: dict[int, SessionFeed] = {}
+        self.gone: StoredSession | None = None
+        """The trainer that left last, while it is to be shown as down."""
+        self.trainers: Mapping[int, Labels] = {}
+        """Process id to labels of each live trainer; replaced as a whole, so any thread may read it."""
+        self.is_caught_up = False
+        self._rows: dict[int, RowFeed] = {}
+        self._waiting: list[Sample] = []
+        self._read_s: dict[str, float] = {}
+        self._shown: dict[str, set[SeriesKey]] = {}
+
+    def open(self, window_s: float) -> None:
+        """Begin, or begin again with another window: what lies in it is read at the next turns."""
+        start_s = self._wall_s() - window_s
+        self.store = Store(window_s)
+        self._waiting = list(self._journal.samples_between(start_s, float("inf")))
+        self.feeds.clear()
+        self._rows.clear()
+        for stored in self._journal.sessions():
+            self._begin(stored, start_s)
+            if stored.ended_s is not None and stored.ended_s > self._wall_s() - DOWN_SHOWN_S:
+                self.gone = stored
+        self.is_caught_up = False
+
+    def turn(self, budget_s: float) -> None:
+        """Feed what is there, for about as long as the budget."""
+        deadline_s = time.monotonic() + budget_s
+        known = {stored.number: stored for stored in self._journal.unconsumed_sessions()}
+        for number, stored in known.items():
+            if number not in self.feeds:
+                self._begin(stored, self._wall_s() - self.store.window_s)
+            self.feeds[number].stored = stored
+        self.trainers = {s.hello.pid: s.labels for s in known.values() if s.ended_s is None}
+        for feed in list(self.feeds.values()):
+            self._advance(feed, deadline_s)
+        behind = [f for f in self.feeds.values() if f.next_seq < f.stored.next_seq]
+        self.is_caught_up = not behind
+        repairing = any(f.stored.next_seq < f.stored.end_seq for f in self.feeds.values())
+        self._release(self._wall_s() - MAX_HOLD_S if behind or repairing else float("inf"))
+        if self.gone is not None and (self.gone.ended_s or 0.0) < self._wall_s() - DOWN_SHOWN_S:
+            self.gone = None
+
+    def add_readings(self, readings: Iterable[Reading]) -> None:
+        """Keep the samples of new readings, in the journal too."""
+        for reading in readings:
+            if reading.time_s > self._read_s.get(reading.collector, 0.0):
+                self._read_s[reading.collector] = reading.time_s
+                samples = samples_of(families_of([reading]), reading.time_s)
+                self._journal.append_samples(samples)
+                self.add_samples(reading.collector, samples, reading.time_s)
+
+    def add_samples(self, source: str, samples: Sequence[Sample], time_s: float) -> None:
+        """Keep what a source shows now; series that it no longer shows end."""
+        self._waiting += samples
+        keys = {(sample.name, sample.labels) for sample in samples}
+        self.store.mark_stale(self._shown.get(source, set()) - keys, time_s)
+        self._shown[source] = keys
+
+    def _begin(self, stored: StoredSession, start_s: float) -> None:
+        first_seq = self._journal.first_seq_since(stored, start_s)
+        if not stored.consumed and (rows := self._row_feed(stored)) is not None:
+            self._rows[stored.number] = rows
+            first_seq = min(first_seq, rows.next_seq)
+        if first_seq < stored.next_seq or not stored.consumed:
+            self.feeds[stored.number] = SessionFeed(stored, self._journal, first_seq)
+
+    def _advance(self, feed: SessionFeed, deadline_s: float) -> None:
+        stored = feed.stored
+        while feed.next_seq < stored.next_seq and time.monotonic() < deadline_s:
+            end_seq = min(feed.next_seq + SLICE_RECORDS, stored.next_seq)
+            for record in self._journal.records(stored, feed.next_seq, end_seq):
+                self._release(record.time_s)
+                self.store.append_many(feed.take(record))
+            feed.next_seq = end_seq
+            self._make_rows(feed)
+        self._make_rows(feed)
+        if stored.ended_s is not None and feed.next_seq >= stored.next_seq:
+            self._finish(feed)
+
+    def _make_rows(self, feed: SessionFeed) -> None:
+        rows = self._rows.get(feed.stored.number)
+        if rows is not None and rows.next_seq < feed.next_seq:
+            rows.catch_up(feed.next_seq)
+
+    def _finish(self, feed: SessionFeed) -> None:
+        stored = feed.stored
+        rows = self._rows.get(stored.number)
+        if rows is not None and not rows.finish(stored.exit_code):
+            return
+        self.store.mark_stale(feed.keys, stored.ended_s or feed.last_time_s)
+        if not stored.consumed:
+            self._journal.mark_consumed(stored.number)
+            self.gone = stored
+        del self.feeds[stored.number]
+        self._rows.pop(stored.number, None)
+
+    def _release(self, time_s: float) -> None:
+        """Let samples of collectors up to a time into the store."""
+        num = next((i for i, sample in enumerate(self._waiting) if sample.time_s > time_s), len(self._waiting))
+        if num:
+            self.store.append_many(self._waiting[:num])
+            del self._waiting[:num]

@@ -1,0 +1,58 @@
+"""Bound the journal in age and in size, a little at a time so that nobody waits long for the write lock."""
+
+import sqlite3
+
+MAX_DROPPED = 2_000
+VACUUM_PAGES = 2_000
+_FORGET_SESSIONS = """DELETE FROM sessions WHERE consumed = 1 AND ended_s < ? AND NOT EXISTS
+    (SELECT 1 FROM records WHERE key >= sessions.id << 40 AND key < (sessions.id + 1) << 40)"""
+
+
+def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> bool:
+    """Drop records older than `oldest_s`, or the oldest ones of a file over `max_bytes`; True when more are due.
+
+    Size means pages in use, so that a file full of free pages is not trimmed to nothing.
+    """
+    with connection:
+        due = _drop_records(connection, oldest_s, excess=_used_bytes(connection) > max_bytes)
+        connection.execute("DELETE FROM samples WHERE time_s < ?", (oldest_s,))
+        connection.execute(_FORGET_SESSIONS, (oldest_s,))
+    connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+    return due
+
+
+def _drop_records(connection: sqlite3.Connection, oldest_s: float, *, excess: bool) -> bool:
+    oldest = _oldest_session(connection)
+    if oldest is None or not (excess or oldest[2] < oldest_s):
+        return False
+    first_key, end_key, _ = oldest
+    cutoff_s = float("inf") if excess else oldest_s
+    dropped = connection.execute(
+        "DELETE FROM records WHERE key IN (SELECT key FROM records WHERE key >= ? AND key < ? AND time_s < ? "
+        "ORDER BY key LIMIT ?)",
+        (first_key, end_key, cutoff_s, MAX_DROPPED),
+    ).rowcount
+    if excess:
+        connection.execute(
+            "DELETE FROM samples WHERE time_s < (SELECT MIN(time_s) FROM records WHERE key >= ?)", (first_key,)
+        )
+    return dropped > 0
+
+
+def _oldest_session(connection: sqlite3.Connection) -> tuple[int, int, float] | None:
+    """(first key, end key of the contiguous part, time of the first record) of the session with the oldest record."""
+    found = []
+    for first_key, end_key in connection.execute("SELECT id << 40, (id << 40) + next_seq FROM sessions").fetchall():
+        row = connection.execute(
+            "SELECT time_s FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT 1", (first_key, end_key)
+        ).fetchone()
+        if row is not None:
+            found.append((first_key, end_key, row[0]))
+    return min(found, key=lambda item: item[2], default=None)
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages, free, size = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)

@@ -1,0 +1,144 @@
+"""Shows the newest result to Prometheus, in the text format or as OpenMetrics.
+
+One custom collector over one immutable `Result`: a scrape never sees a mixture of two evaluations, and a series that
+is gone from the result is gone from the page. Values are the trainer's own totals, so restarting the sidecar resets no
+counter. A family that would spoil the page (an invalid name, a duplicate, a value that is no number) is left out and
+counted; the rest is served.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+
+from sidecar.samples import ExportedFamily, Labels, Result
+
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_KINDS = ("counter", "gauge", "histogram")
+_HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
+
+
+class PrometheusSink:
+    """Holds the newest result and renders it. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._result = Result(time_s=0.0)
+        self._lock = threading.Lock()
+        self._page_of: Result | None = None
+        self._metrics: list[Metric] = []
+        self._pages: dict[str, bytes] = {}
+        self._num_dropped = 0
+        self._problems: tuple[str, ...] = ()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    @property
+    def num_dropped(self) -> int:
+        """Families left out of rendered results since the start."""
+        return self._num_dropped
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why families were left out of the result rendered last."""
+        return self._problems
+
+    def publish(self, result: Result) -> None:
+        """Make `result` what the next scrape sees."""
+        self._result = result
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of the result being rendered; prometheus_client calls this, under our lock."""
+        return self._metrics
+
+    def render(self, accept_header: str) -> tuple[bytes, str]:
+        """The page and its content type; results are rendered once per format, however many ask."""
+        encode, content_type = _encoder(accept_header)
+        result = self._result
+        with self._lock:
+            if result is not self._page_of:
+                self._metrics, problems = _metrics(result.families)
+                self._problems = tuple(problems)
+                self._num_dropped += len(problems)
+                self._page_of, self._pages = result, {}
+            if content_type not in self._pages:
+                self._pages[content_type] = encode(self._registry)
+            return self._pages[content_type], content_type
+
+
+def _encoder(accept_header: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    try:
+        return choose_encoder(accept_header)
+    except TypeError:  # a version that is no number, as in `text/plain; version=latest`
+        return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+
+
+def _metrics(families: Iterable[ExportedFamily]) -> tuple[list[Metric], list[str]]:
+    """Convert what can be shown, and say why the rest cannot."""
+    metrics: list[Metric] = []
+    problems: list[str] = []
+    names: set[str] = set()
+    for family in families:
+        base = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        sample_names = _sample_names(family, base)
+        problem = _family_problem(family) or _points_problem(family, sample_names)
+        if not problem and names & {base, *sample_names}:
+            problem = "declared twice, or its samples collide with those of another family"
+        if problem:
+            problems.append(f"{family.name}: {problem}")
+            continue
+        names |= {base, *sample_names}
+        metric = Metric(base, family.help, family.kind)
+        for name, labels, value in family.points:
+            metric.add_sample(name, dict(labels), value)
+        metrics.append(metric)
+    return metrics, problems
+
+
+def _sample_names(family: ExportedFamily, base: str) -> tuple[str, ...]:
+    if family.kind == "histogram":
+        return tuple(base + suffix for suffix in _HISTOGRAM_SUFFIXES)
+    return (family.name,)
+
+
+def _family_problem(family: ExportedFamily) -> str:
+    if not _is_name(family.name):
+        return "not a metric name"
+    if family.kind not in _KINDS:
+        return f"unknown kind {family.kind!r}"
+    if family.kind == "counter" and not family.name.endswith("_total"):
+        return "the name of a counter must end in _total"
+    return "" if _is_text(family.help) else "help is not text"
+
+
+def _points_problem(family: ExportedFamily, sample_names: tuple[str, ...]) -> str:
+    seen: set[tuple[str, Labels]] = set()
+    for name, labels, value in family.points:
+        if name not in sample_names:
+            return f"a {family.kind} has no sample {name!r}"
+        if not isinstance(value, int | float):
+            return f"value {value!r} is not a number"
+        if not all(_is_name(label) and _is_text(text) for label, text in labels) or len(dict(labels)) != len(labels):
+            return f"labels {labels!r} are not usable"
+        if name.endswith("_bucket") and family.kind == "histogram" and "le" not in dict(labels):
+            return "a bucket has no le"
+        if (name, labels) in seen:
+            return f"{name}{dict(labels)} is there twice"
+        seen.add((name, labels))
+    return ""
+
+
+def _is_name(text: object) -> bool:
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+
+
+def _is_text(text: object) -> bool:
+    """Whether it can be written as UTF-8: a lone surrogate cannot."""
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

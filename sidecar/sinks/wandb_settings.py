@@ -1,0 +1,89 @@
+"""How the W&B sink is set up: its settings, where credentials come from, and what the uploading child may see.
+
+The API key goes to the child in its environment and nowhere else: not in an argument, which every user of the machine
+can read, and not in a log.
+"""
+
+import netrc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+CREDENTIAL_NAME = "wandb-api-key"
+DEFAULT_BASE_URL = "https://api.wandb.ai"
+NO_CREDENTIALS = (
+    f"rows wait in the spool: set WANDB_API_KEY, or the systemd credential {CREDENTIAL_NAME}, or run `wandb login`"
+)
+_PASSED_ON = (
+    "WANDB_API_KEY",
+    "WANDB_BASE_URL",
+    "WANDB_CONFIG_DIR",
+    "WANDB_HTTP_TIMEOUT",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "WANDB_INSECURE_DISABLE_SSL",
+    "WANDB_X_EXTRA_HTTP_HEADERS",
+)
+
+
+class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the sink. Whole seconds for the transmit interval: wandb cuts off the rest, and 0 means 15."""
+
+    mode: Literal["online", "offline", "off"] = "online"
+    project: str = "dflash"
+    entity: str = ""
+    transmit_interval_s: int = 15
+    rows_per_second: float = 500.0
+    init_timeout_s: float = 60.0
+    finish_timeout_s: float = 8.0
+    hang_timeout_s: float = 120.0
+    """A child that has said nothing for so long is killed; longer than both timeouts above."""
+    slice_s: float = 30.0
+    """How long one run's child may go on while another run has rows to send."""
+    max_life_s: float = 3600.0
+    max_rows: int = 100_000
+    """After this time or number of rows a child is replaced: wandb's files go, and the server says what it has."""
+    min_backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
+    refused_backoff_s: float = 300.0
+    until_drained: bool = False
+    """Stop when the spool is empty, although a run is not over."""
+
+
+def has_credentials(environ: Mapping[str, str]) -> bool:
+    """Whether wandb will find a key: in the environment, a systemd credential, or netrc."""
+    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE") or _systemd_credential(environ):
+        return True
+    host = urlsplit(environ.get("WANDB_BASE_URL") or DEFAULT_BASE_URL).hostname or ""
+    home = Path(environ.get("HOME", "/nonexistent"))
+    candidates = [environ["NETRC"]] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]
+    return any(_netrc_has(Path(path), host) for path in candidates)
+
+
+def child_environment(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """What the uploading child gets: our environment without any other run's W&B variables, and the key."""
+    child = {key: value for key, value in environ.items() if not key.startswith("WANDB_") or key in _PASSED_ON}
+    if not child.get("WANDB_API_KEY") and (key := _systemd_credential(environ)):
+        child["WANDB_API_KEY"] = key
+    cache = str(directory / "cache")
+    quiet = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    return child | quiet | {"WANDB_CACHE_DIR": cache, "WANDB_DATA_DIR": cache}
+
+
+def _systemd_credential(environ: Mapping[str, str]) -> str:
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    if not directory:
+        return ""
+    try:
+        return (Path(directory) / CREDENTIAL_NAME).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _netrc_has(path: Path, host: str) -> bool:
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+        return False

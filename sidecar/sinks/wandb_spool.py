@@ -1,0 +1,223 @@
+"""Rows on their way to W&B, on disk, numbered densely from 0 per run.
+
+The number of a row is decided once, here, and becomes W&B's own step (plus the run's `base_step`), which is what makes
+every later restart exact: whoever uploads asks the server how many rows it has and goes on from that number. Rows are
+committed together with the cursor of the record they came from, so a kill between records and rows cannot happen.
+
+One process writes (the daemon or `push`); the uploading child reads. Rows of a run stay until it is closed on the
+server and old enough to be pruned: only the server can say what has arrived, and only when a run is attached anew.
+"""
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shared.wire import Hello, Scalar
+
+Row = dict[str, Scalar]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    run_id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, start_time_s REAL NOT NULL, config TEXT NOT NULL,
+    base_step INTEGER, num_rows INTEGER NOT NULL DEFAULT 0, num_sent INTEGER NOT NULL DEFAULT 0, closed_s REAL
+);
+CREATE TABLE IF NOT EXISTS sessions (
+    number INTEGER PRIMARY KEY, session TEXT NOT NULL UNIQUE, run_id TEXT NOT NULL,
+    seq INTEGER NOT NULL DEFAULT -1, last_telemetry_time_s REAL NOT NULL DEFAULT -9e999, exit_code INTEGER
+);
+CREATE INDEX IF NOT EXISTS sessions_of_run ON sessions (run_id);
+CREATE TABLE IF NOT EXISTS rows (
+    run_id TEXT NOT NULL, row_index INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (run_id, row_index)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS keys (run_id TEXT NOT NULL, key TEXT NOT NULL, PRIMARY KEY (run_id, key)) WITHOUT ROWID;
+"""
+_RUNS = """
+SELECT run_id, num_rows, num_sent, base_step,
+    CASE WHEN NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.run_id = runs.run_id AND exit_code IS NULL)
+    THEN (SELECT exit_code FROM sessions WHERE sessions.run_id = runs.run_id ORDER BY number DESC LIMIT 1) END,
+    closed_s IS NOT NULL
+FROM runs
+"""
+_SECRET = re.compile(r"(^|[._-])(api_?key|secret|password|passwd|token|credentials?)$", re.IGNORECASE)
+
+
+class Cursor(NamedTuple):
+    """How far a session's records have become rows: the last one, and the time of the last telemetry row."""
+
+    seq: int = -1
+    last_telemetry_time_s: float = float("-inf")
+
+
+class SpooledRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What the spool knows of a run. `exit_code` is there once every session of it has ended."""
+
+    run_id: str
+    num_rows: int
+    num_sent: int
+    base_step: int | None
+    exit_code: int | None
+    closed: bool
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that were not yet handed to W&B."""
+        return max(self.num_rows - self.num_sent, 0)
+
+
+class Spool:
+    """The spool file. One thread only.
+
+    Args:
+        path: the file; made when it is missing, unless `read_only`.
+        read_only: for the uploading child: never takes a lock that could hold up the writer.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        mode = "ro" if read_only else "rwc"
+        uri = f"{path.absolute().as_uri()}?mode={mode}"
+        self._connection = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None)
+        if not read_only:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def open_run(self, hello: Hello) -> float:
+        """Register a session and its run; returns the start of the run's first session in Unix seconds."""
+        with self._transaction():
+            self._ensure_run(hello.run_id, hello.start_time_s)
+            if hello.rank == 0:
+                self._execute(
+                    "UPDATE runs SET config = ? WHERE run_id = ?", json.dumps(run_config(hello)), hello.run_id
+                )
+                self._ensure_session(hello.run_id, hello.session)
+        return float(self._one("SELECT start_time_s FROM runs WHERE run_id = ?", hello.run_id)[0])
+
+    def cursor(self, session: str) -> Cursor:
+        """Where the rows of a session end."""
+        row = self._execute("SELECT seq, last_telemetry_time_s FROM sessions WHERE session = ?", session).fetchone()
+        return Cursor(*row) if row else Cursor()
+
+    def append(self, run_id: str, session: str, cursor: Cursor, rows: Sequence[Row]) -> None:
+        """Store rows under the next numbers of the run together with the session's cursor, all or nothing."""
+        with self._transaction():
+            self._ensure_run(run_id, time.time())
+            self._ensure_session(run_id, session)
+            first = int(self._one("SELECT num_rows FROM runs WHERE run_id = ?", run_id)[0])
+            self._connection.executemany(
+                "INSERT INTO rows VALUES (?, ?, ?)",
+                [(run_id, first + i, json.dumps(row, separators=(",", ":"))) for i, row in enumerate(rows)],
+            )
+            self._connection.executemany(
+                "INSERT OR IGNORE INTO keys VALUES (?, ?)",
+                [(run_id, key) for key in {key for row in rows for key in row if not key.startswith("_")}],
+            )
+            self._execute("UPDATE runs SET num_rows = ? WHERE run_id = ?", first + len(rows), run_id)
+            self._execute("UPDATE sessions SET seq = ?, last_telemetry_time_s = ? WHERE session = ?", *cursor, session)
+            if rows:
+                self._execute("UPDATE runs SET closed_s = NULL WHERE run_id = ?", run_id)
+
+    def finish(self, run_id: str, session: str, exit_code: int) -> None:
+        """Note that a session ended; once all sessions of its run have, the run is closed on the server."""
+        self._execute("UPDATE sessions SET exit_code = ? WHERE session = ? AND run_id = ?", exit_code, session, run_id)
+
+    def rows(self, run_id: str, first: int, limit: int) -> list[tuple[int, Row]]:
+        """At most `limit` rows from number `first` on, in order."""
+        found = self._execute(
+            "SELECT row_index, body FROM rows WHERE run_id = ? AND row_index >= ? ORDER BY row_index LIMIT ?",
+            run_id,
+            first,
+            limit,
+        )
+        return [(index, json.loads(body)) for index, body in found]
+
+    def num_rows(self, run_id: str) -> int:
+        """How many rows a run has had so far."""
+        row = self._execute("SELECT num_rows FROM runs WHERE run_id = ?", run_id).fetchone()
+        return row[0] if row else 0
+
+    def runs(self) -> list[SpooledRun]:
+        """All runs, the newest first."""
+        return [_run(row) for row in self._execute(f"{_RUNS} ORDER BY number DESC")]
+
+    def open_runs(self) -> list[SpooledRun]:
+        """Runs that are not closed on the server, the newest first."""
+        return [_run(row) for row in self._execute(f"{_RUNS} WHERE closed_s IS NULL ORDER BY number DESC")]
+
+    def run(self, run_id: str) -> SpooledRun:
+        """One run; it must exist."""
+        return _run(self._one(f"{_RUNS} WHERE run_id = ?", run_id))
+
+    def config(self, run_id: str) -> dict[str, object]:
+        """What goes to W&B as the configuration of a run."""
+        config: dict[str, object] = json.loads(self._one("SELECT config FROM runs WHERE run_id = ?", run_id)[0])
+        return config
+
+    def keys(self, run_id: str) -> list[str]:
+        """Every key that any row of a run has had, sorted."""
+        return [key for (key,) in self._execute("SELECT key FROM keys WHERE run_id = ? ORDER BY key", run_id)]
+
+    def set_base_step(self, run_id: str, step: int) -> None:
+        """Fix which W&B step the row number 0 of a run has; only the first call counts."""
+        self._execute("UPDATE runs SET base_step = ? WHERE run_id = ? AND base_step IS NULL", step, run_id)
+
+    def set_sent(self, run_id: str, num_sent: int) -> None:
+        """Note how many rows were handed to W&B."""
+        self._execute("UPDATE runs SET num_sent = ? WHERE run_id = ?", num_sent, run_id)
+
+    def set_closed(self, run_id: str, time_s: float) -> None:
+        """Note that the server has all rows of a run and its exit code."""
+        self._execute("UPDATE runs SET closed_s = ? WHERE run_id = ?", time_s, run_id)
+
+    def prune(self, before_s: float) -> None:
+        """Drop the rows of runs that were closed before a time; numbers and cursors stay, should a run be resumed."""
+        self._execute("DELETE FROM rows WHERE run_id IN (SELECT run_id FROM runs WHERE closed_s < ?)", before_s)
+
+    def _ensure_run(self, run_id: str, start_time_s: float) -> None:
+        self._execute(
+            "INSERT OR IGNORE INTO runs (run_id, number, start_time_s, config) "
+            "SELECT ?, coalesce(max(number), 0) + 1, ?, '{}' FROM runs",
+            run_id,
+            start_time_s,
+        )
+
+    def _ensure_session(self, run_id: str, session: str) -> None:
+        if self._execute("SELECT 1 FROM sessions WHERE session = ?", session).fetchone() is None:
+            self._execute("INSERT INTO sessions (session, run_id) VALUES (?, ?)", session, run_id)
+            self._execute("UPDATE runs SET closed_s = NULL WHERE run_id = ?", run_id)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._connection:  # commits at the end, or rolls back when something raises
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+
+    def _execute(self, statement: str, *parameters: str | float | None) -> sqlite3.Cursor:
+        return self._connection.execute(statement, parameters)
+
+    def _one(self, statement: str, run_id: str) -> tuple[Any, ...]:
+        row = self._execute(statement, run_id).fetchone()
+        assert row is not None, f"the spool has no run {run_id}"
+        return tuple(row)
+
+
+def _run(row: tuple[Any, ...]) -> SpooledRun:
+    names = ("run_id", "num_rows", "num_sent", "base_step", "exit_code", "closed")
+    return msgspec.convert(dict(zip(names, row, strict=True)), SpooledRun, strict=False)
+
+
+def run_config(hello: Hello) -> dict[str, object]:
+    """What W&B gets as the configuration of a run: the trainer's own and the topology, nothing that smells secret."""
+    config: dict[str, object] = {key: value for key, value in hello.config.items() if not _SECRET.search(key)}
+    config["topology"] = [msgspec.structs.asdict(device) for device in hello.topology]
+    return config

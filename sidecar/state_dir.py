@@ -1,0 +1,100 @@
+"""The state directory belongs to one sidecar at a time.
+
+Two sidecars on one journal and one W&B run would overwrite each other, so the owner holds an advisory lock for as
+long as it lives; the kernel gives it up even after kill -9. The lock file also tells other commands who the owner is
+and where it answers.
+"""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+LOCK_NAME = "sidecar.lock"
+_LOCK_ATTEMPTS = 5
+_LOCK_PAUSE_S = 0.05
+
+
+class StateDirError(ValueError):
+    """A state directory that cannot be used; the message is meant for the user."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The sidecar that holds a state directory. `url` is empty until it answers."""
+
+    pid: int
+    url: str = ""
+
+
+class StateDir:
+    """Exclusive hold of a state directory.
+
+    Raises:
+        StateDirError: not writable, or another sidecar holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StateDirError(
+                f"{path}: {error.strerror}; give a writable directory with --state-dir or DFLASH_STATE_DIR"
+            ) from error
+        try:
+            _lock(self._fd)
+        except BlockingIOError as error:
+            os.close(self._fd)
+            owner = _read(path)
+            who = f"a sidecar with pid {owner.pid}" if owner else "another sidecar"
+            raise StateDirError(f"{path} is in use by {who}; stop it or give another --state-dir") from error
+        self.announce("")
+
+    def announce(self, url: str) -> None:
+        """Write who owns the directory and where it answers."""
+        data = msgspec.json.encode(Owner(os.getpid(), url))
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, data, 0)
+
+    def close(self) -> None:
+        """Give the directory up."""
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def owner_of(path: Path) -> Owner | None:
+    """The live sidecar that holds a state directory, None when there is none."""
+    try:
+        fd = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(path)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _lock(fd: int) -> None:
+    """Take the lock; wait a little, because `owner_of` holds it for a moment and a killed owner may still be dying."""
+    for attempt in range(_LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == _LOCK_ATTEMPTS - 1:
+                raise
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return
+
+
+def _read(path: Path) -> Owner | None:
+    try:
+        return msgspec.json.decode((path / LOCK_NAME).read_bytes(), type=Owner)
+    except (OSError, msgspec.DecodeError):
+        return None

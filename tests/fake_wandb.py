@@ -1,0 +1,289 @@
+"""A stand-in for the W&B server: enough of it for the real wandb to create, resume, log and finish runs.
+
+It keeps what arrives line by line, as the real one does: an upload says at which line it begins, so an upload that is
+repeated overwrites the same lines. What would be a row too many or a row changed shows in `Run.history` and
+`Run.conflicts`. Faults are injected per request. From the command line it serves demonstrations:
+
+    python tests/fake_wandb.py --port 8080        # WANDB_BASE_URL=http://127.0.0.1:8080, any key of 40 characters
+    curl 127.0.0.1:8080/runs                      # what has arrived, as JSON
+"""
+
+import argparse
+import gzip
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal, NamedTuple
+
+HISTORY = "wandb-history.jsonl"
+API_KEY = "f" * 40
+ENTITY = "acme"
+
+
+class Fault(NamedTuple):
+    """What goes wrong with a request: an HTTP status, silence, a reset, or a reset after the request took effect."""
+
+    kind: Literal["status", "hang", "reset", "lost answer"]
+    status: int = 500
+    hang_s: float = 30.0
+
+
+class Run:
+    """One run as the server has it."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.files: dict[str, dict[int, str]] = {}
+        self.config: dict[str, Any] = {}
+        self.conflicts: list[tuple[str, str]] = []
+        """Lines that a later upload replaced by other values."""
+        self.num_attached = 0
+        self.exit_code: int | None = None
+        self.stop_requested = False
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a file; a gap shows as a KeyError."""
+        lines = self.files.get(name, {})
+        return [lines[i] for i in range(len(lines))]
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """All rows in order."""
+        return [json.loads(line) for line in self.lines(HISTORY)]
+
+    @property
+    def state(self) -> str:
+        """As the UI would show it."""
+        if self.exit_code is None:
+            return "running"
+        return "finished" if self.exit_code == 0 else "failed"
+
+    def write(self, name: str, offset: int, lines: list[str]) -> None:
+        """Take in an upload."""
+        stored = self.files.setdefault(name, {})
+        for number, line in enumerate(lines, start=offset):
+            if name == HISTORY and number in stored and _values(stored[number]) != _values(line):
+                self.conflicts.append((stored[number], line))
+            stored[number] = line
+
+
+class FakeWandb:
+    """The server, listening on 127.0.0.1.
+
+    Args:
+        port: 0 takes a free one.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.runs: dict[str, Run] = {}
+        self.fault: Callable[[str], Fault | None] = lambda _operation: None
+        """From the operation (a GraphQL name, "file_stream" or "upload") to what goes wrong with it."""
+        self.requests: list[str] = []
+        self._lock = threading.RLock()
+        self._server = _Server(("127.0.0.1", port), _Handler)
+        self._server.fake = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes wandb use this server."""
+        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": API_KEY}
+
+    def start(self) -> "FakeWandb":
+        """Start answering."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def run(self, run_id: str) -> Run:
+        """A run, made if need be."""
+        with self._lock:
+            return self.runs.setdefault(run_id, Run(run_id))
+
+    def summary(self) -> dict[str, Any]:
+        """What has arrived, for people and for tests in other processes."""
+        with self._lock:
+            return {
+                run.run_id: {
+                    "state": run.state,
+                    "exit_code": run.exit_code,
+                    "num_rows": len(run.files.get(HISTORY, {})),
+                    "history": run.history,
+                    "conflicts": run.conflicts,
+                    "config": run.config,
+                }
+                for run in self.runs.values()
+            }
+
+    def answer(self, operation: str, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Apply a request and return its answer."""
+        with self._lock:
+            self.requests.append(operation)
+            if operation == "file_stream":
+                return self._file_stream(path.split("/")[4], request)
+            if operation == "upload":
+                return {}
+            variables = request.get("variables") or {}
+            return {"data": _GRAPHQL[operation](self, variables) if operation in _GRAPHQL else {}}
+
+    def _file_stream(self, run_id: str, request: dict[str, Any]) -> dict[str, Any]:
+        run = self.run(run_id)
+        for name, part in (request.get("files") or {}).items():
+            run.write(name, part["offset"], part["content"])
+        if request.get("complete"):
+            run.exit_code = request.get("exitcode")
+        return {"exitcode": None, "limits": {}, "stopped": run.stop_requested}
+
+    def resume_status(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """Whether a run exists and how much of it is there."""
+        run = self.runs.get(variables["name"])
+        bucket = None
+        if run is not None and run.num_attached:
+            bucket = _bucket(run) | {
+                "summaryMetrics": (run.lines("wandb-summary.json") or ["{}"])[-1],
+                "historyTail": json.dumps(run.lines(HISTORY)[-1:]),
+                "eventsTail": "[]",
+                "eventsLineCount": 0,
+                "logLineCount": 0,
+                "tags": [],
+                "notes": None,
+                "wandbConfig": '{"t": 1}',
+            }
+        return {"model": _PROJECT | {"bucket": bucket}}
+
+    def upsert(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """Create a run, or attach to it, which sets it running again."""
+        run = self.run(variables["name"])
+        run.num_attached += 1
+        run.exit_code = None
+        if variables.get("config"):
+            run.config = json.loads(variables["config"])
+        return {"upsertBucket": {"inserted": run.num_attached == 1, "bucket": _bucket(run) | {"project": _PROJECT}}}
+
+    def create_files(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """Say where files may be uploaded."""
+        files = [{"name": name, "uploadUrl": f"{self.url}/upload/{name}"} for name in variables["files"]]
+        return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
+
+    def stopped_status(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """Whether somebody pressed Stop."""
+        return {"project": {"run": {"stopped": self.run(variables["runId"]).stop_requested}}}
+
+
+_PROJECT = {"id": "P1", "name": "dflash", "entity": {"id": "E1", "name": ENTITY}}
+_VIEWER = {
+    "id": "U1",
+    "entity": ENTITY,
+    "username": "user",
+    "email": "user@acme",
+    "flags": "{}",
+    "teams": {"edges": []},
+}
+_GRAPHQL: dict[str, Callable[[FakeWandb, dict[str, Any]], dict[str, Any]]] = {
+    "Viewer": lambda _fake, _variables: {"viewer": _VIEWER},
+    "ServerFeaturesQuery": lambda _fake, _variables: {"serverInfo": {"features": []}},
+    "RunResumeStatus": FakeWandb.resume_status,
+    "UpsertBucket": FakeWandb.upsert,
+    "CreateRunFiles": FakeWandb.create_files,
+    "RunStoppedStatus": FakeWandb.stopped_status,
+}
+
+
+def _bucket(run: Run) -> dict[str, Any]:
+    return {
+        "id": run.run_id,
+        "name": run.run_id,
+        "displayName": run.run_id,
+        "description": None,
+        "config": json.dumps(run.config),
+        "sweepName": None,
+        "historyLineCount": len(run.files.get(HISTORY, {})),
+    }
+
+
+def _values(line: str) -> dict[str, Any]:
+    """A row without what wandb measures anew each time it is sent."""
+    return {key: value for key, value in json.loads(line).items() if key != "_runtime"}
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    fake: FakeWandb
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing about clients that were killed."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Show what has arrived."""
+        self._send(200, self.server.fake.summary() if self.path == "/runs" else {"paths": ["/runs"]})
+
+    def do_POST(self) -> None:
+        """Take a request of wandb, or fail it as ordered."""
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        operation, request = self._operation(body)
+        fault = self.server.fake.fault(operation)
+        if fault is not None and fault.kind == "lost answer":
+            self.server.fake.answer(operation, self.path, request)
+        if fault is None:
+            self._send(200, self.server.fake.answer(operation, self.path, request))
+        elif fault.kind == "status":
+            self._send(fault.status, {"errors": [{"message": "injected"}]})
+        else:
+            time.sleep(fault.hang_s if fault.kind == "hang" else 0.0)
+            # Closing with a zero linger time sends a reset instead of an orderly end.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+
+    do_PUT = do_POST  # noqa: N815 - the base class names it
+
+    def _operation(self, body: bytes) -> tuple[str, dict[str, Any]]:
+        if self.path.startswith("/upload/"):
+            return "upload", {}
+        request = json.loads(body or b"{}")
+        if self.path.endswith("/file_stream"):
+            return "file_stream", request
+        return request.get("operationName") or request["query"].split("(")[0].split("{")[0].split()[-1], request
+
+    def _send(self, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(description="A stand-in for the W&B server.")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 takes a free one")
+    fake = FakeWandb(parser.parse_args().port).start()
+    print(f"WANDB_BASE_URL={fake.url} WANDB_API_KEY={API_KEY}", flush=True)  # noqa: T201 - a command line
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        fake.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The whole sidecar as a process, beside a real publisher in another: killed, restarted, misused."""
+
+import itertools
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from sidecar_process import Place, Sidecar, wait_for
+
+from shared.wire import Step
+from sidecar.journal import Journal
+from sidecar.sinks.wandb_spool import Spool
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """An empty place."""
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+def records_are(sidecar: Sidecar, at_least: int) -> bool:
+    """Whether the sidecar has received so many records."""
+    received: int = sidecar.status()["records"]["received"]
+    return received >= at_least
+
+
+def counters(metrics: dict[str, float]) -> dict[str, float]:
+    """The cumulative samples of a page, but for CPU times of host and processes."""
+    suffixes = ("_total", "_bucket", "_count", "_sum")
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.split("{")[0].endswith(suffixes) and not name.startswith(("dflash_host", "dflash_process"))
+    }
+
+
+def test_kill_and_restart_lose_nothing_and_repeat_nothing(place: Place) -> None:
+    """Killed again and again mid-run, the sidecar ends with every record once, in order, and no counter ever fell."""
+    trainer = place.trainer()
+    seen: list[dict[str, float]] = []
+    for num_records in (60, 120, 180, 240):
+        sidecar = place.sidecar()
+        wait_for(lambda s=sidecar, n=num_records: records_are(s, n), "more records")
+        seen.append(counters(sidecar.metrics()))
+        sidecar.kill()
+        time.sleep(0.2)
+    sidecar = place.sidecar()
+    seen.append(counters(sidecar.metrics()))
+    num_steps, num_records = trainer.stop()
+    wait_for(lambda: sidecar.status()["trainers"] == [], "the trainer to leave")
+    last = sidecar.status()
+    sidecar.terminate()
+
+    for before, after in itertools.pairwise(seen):
+        assert {name: (value, after.get(name)) for name, value in before.items() if after.get(name, -1) < value} == {}
+    assert last["records"] | {"replayed": 0} == {
+        "received": num_records,
+        "replayed": 0,
+        "lost": 0,
+        "rejected": 0,
+        "lost_by_reason": {"ring_overrun": 0, "trainer_gone": 0},
+    }
+    journal = Journal(place.state_dir / "journal.sqlite")
+    [session] = journal.sessions()
+    records = list(journal.records(session, 0, session.next_seq))
+    journal.close()
+    assert [record.seq for record in records] == list(range(num_records))
+    assert (session.exit_code, session.consumed) == (0, True)
+    spool = Spool(place.state_dir / "spool.sqlite", read_only=True)
+    rows = spool.rows("run", 0, 10**6)
+    spool.close()
+    assert [index for index, _ in rows] == list(range(len(rows)))
+    assert [row["train/step"] for _, row in rows if "train/step" in row] == list(range(1, num_steps + 1))
+    assert [r.step for r in records if isinstance(r, Step)] == list(range(1, num_steps + 1))
+
+
+def test_trainer_keeps_its_pid_and_rates_survive_a_restart(place: Place) -> None:
+    """After a restart the first page has derived rates again, from the journal, about the same trainer."""
+    trainer = place.trainer()
+    sidecar = place.sidecar()
+    wait_for(lambda: sidecar.metrics().get("dflash_steps_per_second", 0.0) > 0.0, "a rate")
+    wait_for(lambda: records_are(sidecar, 150), "some history")
+    before = sidecar.metrics()
+    sidecar.kill()
+
+    sidecar = place.sidecar()
+    first = sidecar.metrics()
+
+    assert first["dflash_steps_per_second"] >= before["dflash_steps_per_second"] * 0.8
+    assert [t["pid"] for t in sidecar.status()["trainers"]] == [trainer.pid]
+
+
+def test_overrun_of_a_small_ring_is_counted_exactly(place: Place) -> None:
+    """What fell out of the trainer's ring while the sidecar was down is lost, and every record is accounted for."""
+    trainer = place.trainer(ring_bytes=20_000)
+    sidecar = place.sidecar()
+    wait_for(lambda: records_are(sidecar, 20), "records")
+    sidecar.kill()
+    time.sleep(4.0)
+    sidecar = place.sidecar()
+    wait_for(lambda: sidecar.status()["records"]["lost"] > 0, "the loss to be seen")
+    _, num_records = trainer.stop()
+    wait_for(lambda: sidecar.status()["trainers"] == [], "the trainer to leave")
+    found = sidecar.status()["records"]
+    page = sidecar.metrics()
+    _, output = sidecar.terminate()
+
+    assert found["received"] + found["lost"] == num_records
+    assert found["lost_by_reason"] == {"ring_overrun": found["lost"], "trainer_gone": 0}
+    assert page['dflash_records_lost_total{reason="ring_overrun"}'] == found["lost"]
+    assert "lost records " in output
+    journal = Journal(place.state_dir / "journal.sqlite")
+    assert sum(lost.end_seq - lost.first_seq for lost in journal.lost_ranges()) == found["lost"]
+    journal.close()
+
+
+def test_termination_is_quick_and_quiet(place: Place) -> None:
+    """SIGTERM ends a busy sidecar within three seconds, with exit code 0 and no traceback."""
+    place.trainer()
+    sidecar = place.sidecar()
+    wait_for(lambda: records_are(sidecar, 20), "records")
+
+    took_s, output = sidecar.terminate()
+
+    assert took_s < 3.0
+    assert sidecar.process.returncode == 0
+    assert "Traceback" not in output
+
+
+def test_garbage_is_counted_and_harmless(place: Place) -> None:
+    """A rogue socket that sends rubbish is counted; the trainer's records keep coming."""
+    place.trainer()
+    context = zmq.Context()
+    rogue = context.socket(zmq.PUB)
+    rogue.bind(f"ipc://{place.runtime_dir}/rogue.sock")
+    sidecar = place.sidecar()
+
+    def is_counted() -> bool:
+        for body in (b"", b"\xc1\xc1", b"\x93\x01\x02", b"\xff" * 10_000):
+            rogue.send_multipart([b"step", body])
+        return sidecar.metrics().get('dflash_frames_rejected_total{reason="malformed"}', 0.0) > 10
+
+    wait_for(is_counted, "rejections")
+    context.destroy(linger=0)
+    before = sidecar.status()["records"]
+    wait_for(lambda: records_are(sidecar, before["received"] + 50), "more records")
+
+    assert sidecar.status()["records"]["lost"] == 0
+
+
+def test_definitions_change_under_a_running_sidecar(place: Place) -> None:
+    """An edited file is live at once; a broken one is refused by line, and what was live stays, also over a restart."""
+    place.trainer()
+    file = place.state_dir.parent / "metrics.toml"
+    good = '[[metric]]\nname = "dflash_x"\nhelp = "X."\ntype = "gauge"\nexpr = "dflash_step * 0 + 7"\n'
+    file.write_text(good.replace("7", "6"))
+    sidecar = place.sidecar("--definitions", str(file))
+    wait_for(lambda: sidecar.metrics().get("dflash_x") == 6.0, "the first definition")
+    digest = sidecar.status()["definitions"]["digest"]
+
+    file.write_text(good)
+    wait_for(lambda: sidecar.metrics().get("dflash_x") == 7.0, "the edit to be seen")
+    file.write_text(good.replace("dflash_step *", "dflash_stop *"))
+    code, answer = sidecar.post("/-/reload")
+    page = sidecar.metrics()
+    sidecar.kill()
+    restarted = place.sidecar("--definitions", str(file))
+    wait_for(lambda: restarted.metrics().get("dflash_x") == 7.0, "the last good definitions")
+
+    assert code == 500
+    assert "metrics.toml:5: dflash_x" in answer
+    assert page["dflash_x"] == 7.0
+    assert page['dflash_config_reloads_total{outcome="failure"}'] >= 1.0
+    assert restarted.status()["definitions"]["digest"] != digest
+    assert "dflash_stop" in restarted.status()["definitions"]["problem"]
+
+
+def test_without_a_trainer_it_waits_and_says_where(place: Place) -> None:
+    """A sidecar without a trainer serves its page and says where it looks; a trainer that comes later is found."""
+    sidecar = place.sidecar()
+    assert sidecar.status()["trainers"] == []
+    assert "dflash_trainer_up" not in sidecar.metrics()
+    table = place.command("status", "--state-dir", str(place.state_dir)).stdout
+    assert f"none; watching {place.runtime_dir}" in table
+
+    trainer = place.trainer()
+    wait_for(lambda: sidecar.metrics().get("dflash_trainer_up") == 1.0, "the trainer to be found")
+    trainer.stop()
+    wait_for(lambda: sidecar.metrics().get("dflash_trainer_up") == 0.0, "the trainer to be down")
+
+    assert "dflash_step" not in sidecar.metrics()
+
+
+def test_second_sidecar_on_one_state_directory_is_refused(place: Place) -> None:
+    """The error names the owner's pid and the remedy; nothing is touched."""
+    sidecar = place.sidecar()
+
+    second = place.command("run", "--state-dir", str(place.state_dir), "--listen", "127.0.0.1:0")
+
+    assert second.returncode == 1
+    owner = f"a sidecar with pid {sidecar.process.pid}"
+    remedy = "stop it or give another --state-dir"
+    assert second.stderr == f"dflash-sidecar: {place.state_dir} is in use by {owner}; {remedy}\n"
+
+
+def test_user_errors_are_one_line_with_the_remedy(place: Place) -> None:
+    """Busy port, unwritable directory, unknown key, broken definitions, newer journal: one line each, no traceback."""
+    state = ("--state-dir", str(place.state_dir))
+    file = place.state_dir.parent / "broken.toml"
+    file.write_text('[[metric]]\nname = "dflash_x"\n')
+    newer = place.state_dir.parent / "newer"
+    newer.mkdir()
+    with sqlite3.connect(newer / "journal.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        cases = [
+            (("run", *state, "--listen", f"127.0.0.1:{port}"), 1, f"127.0.0.1:{port} is in use"),
+            (("run", "--state-dir", "/proc/nowhere", "--listen", "127.0.0.1:0"), 1, "give a writable directory"),
+            (("run", *state, "--set", "wandb.mod=off"), 2, "did you mean 'wandb.mode'?"),
+            (("run", *state, "--set", "interval_s=fast"), 2, "interval_s='fast'"),
+            (("run", *state, "--listen", "nowhere"), 2, "expected HOST:PORT"),
+            (("run", *state, "--listen", "127.0.0.1:0", "--definitions", str(file)), 1, "broken.toml:1: dflash_x"),
+            (("run", "--state-dir", str(newer), "--listen", "127.0.0.1:0"), 1, "written by a newer one"),
+            (("check", str(file)), 1, "broken.toml:1: dflash_x"),
+            (("check", "absent.toml"), 1, "absent.toml"),
+            (("status", *state, "--listen", "127.0.0.1:9"), 1, "no sidecar answers at http://127.0.0.1:9"),
+        ]
+        results = [(place.command(*arguments), code, text) for arguments, code, text in cases]
+
+    for result, code, text in results:
+        assert (result.returncode, text in result.stderr, "Traceback" in result.stderr) == (code, True, False), result
+    assert not (place.state_dir / "journal.sqlite-wal").exists()
+
+
+def test_start_status_and_stop_in_the_background(place: Place) -> None:
+    """`start` returns when the sidecar answers, does nothing when one runs, and `stop` ends it."""
+    places = ("--state-dir", str(place.state_dir), "--listen", "127.0.0.1:0")
+    place.environ["DFLASH_WANDB_MODE"] = "off"
+
+    first = place.command("start", *places)
+    second = place.command("start", *places)
+    status = place.command("status", "--json", *places)
+    stopped = place.command("stop", *places)
+    again = place.command("stop", *places)
+
+    assert first.stdout.startswith("sidecar started: pid ")
+    assert str(place.state_dir / "sidecar.log") in first.stdout
+    assert second.stdout.startswith("sidecar already running: pid ")
+    assert '"wandb": {"state": "off"' in status.stdout
+    assert stopped.stdout.startswith("sidecar stopped: pid ")
+    assert again.stdout == f"no sidecar runs on {place.state_dir}\n"
+    assert [r.returncode for r in (first, second, status, stopped, again)] == [0, 0, 0, 0, 0]
