@@ -10,12 +10,13 @@ draws the same ones without any random state in the checkpoint.
 Nothing in a step asks the device for a value.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
 from shared.cells import Cells
@@ -26,7 +27,7 @@ from trainer.drafter import Drafter
 from trainer.hidden_queue import Receiver
 from trainer.instruments import PhaseTimers, StepFacts, StepMailbox
 from trainer.loss import DrafterLoss, drafter_loss
-from trainer.optimizer import DrafterOptimizer, schedule
+from trainer.optimizer import DrafterOptimizer
 from trainer.supervisor import Stop
 from trainer.target_worker import HiddenBatch
 
@@ -51,6 +52,15 @@ class StepPlan:
     last_step: int
     checkpoint_every: int
     save: Callable[[Checkpoint], None]
+
+
+def learning_rate(step: int, settings: TrainConfig) -> float:
+    """Learning rate of the step with this number (from 0): linear warm-up, then cosine to zero."""
+    warmup = round(settings.warmup_ratio * settings.steps)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(settings.steps - warmup, 1)
+    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
 class DrafterWorker:
@@ -92,7 +102,7 @@ class DrafterWorker:
         self._stop = stop
         self._num_threads = num_threads
         self._device = borrowed.head_weight.device
-        self._optimizer = DrafterOptimizer(drafter, settings)
+        self._optimizer = DrafterOptimizer(drafter, settings.optimizer, weight_decay=settings.weight_decay)
         self.state = TrainState()
         self.timers = PhaseTimers(cells, "drafter", name, PHASES, self._device, ("h2d", "forward", "backward"))
         labels = {"role": "drafter", "worker": name}
@@ -151,8 +161,10 @@ class DrafterWorker:
         denominator = torch.stack([block.weights.sum() for block in blocks]).sum()
         losses = [self._learn(item, block, denominator) for item, block in zip(items, blocks, strict=True)]
         with self.timers.phase("optimizer"):
-            grad_norm = self._optimizer.update(self.state.step)
-        self._report(items, blocks, queue_wait_s, _scalars(losses, denominator, grad_norm))
+            rate = learning_rate(self.state.step, self._settings)
+            grad_norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self._settings.grad_clip)
+            self._optimizer.step(rate, grad_norm)
+        self._report(items, blocks, (rate, queue_wait_s), _scalars(losses, denominator, grad_norm))
 
     def _blocks(self, item: HiddenBatch) -> BlockBatch:
         # One integer out of two: batches of neighbouring seeds must not share their anchors.
@@ -185,10 +197,10 @@ class DrafterWorker:
         self,
         items: list[HiddenBatch],
         blocks: list[BlockBatch],
-        queue_wait_s: float,
+        rate_and_wait_s: tuple[float, float],
         scalars: Tensor,
     ) -> None:
-        rate = self._settings.learning_rate * schedule(self.state.step, self._settings)
+        rate, queue_wait_s = rate_and_wait_s
         cursor = self.state.cursor
         for item in items:
             cursor = cursor.take(item.batch.index)
