@@ -93,9 +93,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["adamw", "muon"],
         Meta(description="adamw for everything, or muon for the matrices and adamw for the rest"),
     ] = "adamw"
-    learning_rate: Annotated[
-        float, Meta(gt=0, description="peak, reached after the warm-up; means the same to both")
-    ] = 6e-4
+    learning_rate: Annotated[float, Meta(gt=0, description="peak, reached after the warm-up")] = 6e-4
     warmup_ratio: Annotated[float, Meta(ge=0, lt=1, description="share of the steps that warm up linearly")] = 0.04
     weight_decay: Annotated[float, Meta(ge=0, description="decoupled, of every optimizer")] = 0.0
     grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
