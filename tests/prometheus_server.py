@@ -38,6 +38,13 @@ class PrometheusServer:
             return float(data["result"][1])
         return [(tuple(sorted(e["metric"].items())), float(e["value"][1])) for e in data["result"]]
 
+    def values(self, expression: str) -> list[list[float]]:
+        """Return the values of each series that a query of this moment finds: one each, or all in a range."""
+        parameters = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/query?{parameters}") as response:
+            found = json.load(response)["data"]["result"]
+        return [[float(value) for _, value in entry.get("values", [entry.get("value")])] for entry in found]
+
     def is_ready(self) -> bool:
         """Tell whether the server answers queries."""
         try:
@@ -62,9 +69,26 @@ def prometheus_with(samples: Iterable[Sample], folder: Path) -> Iterator[Prometh
     """Run a Prometheus that holds exactly these samples until the block ends."""
     text = folder / "samples.txt"
     text.write_text(open_metrics(samples))
-    (folder / "prometheus.yml").write_text("{}\n")
     load = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")]
     subprocess.run(load, check=True, capture_output=True)
+    with _serving("{}\n", folder) as server:
+        yield server
+
+
+@contextmanager
+def prometheus_scraping(port: int, folder: Path) -> Iterator[PrometheusServer]:
+    """Run a Prometheus that scrapes a port of this machine once a second until the block ends."""
+    config = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [{"job_name": "dflash", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
+    }
+    with _serving(json.dumps(config), folder) as server:
+        yield server
+
+
+@contextmanager
+def _serving(config: str, folder: Path) -> Iterator[PrometheusServer]:
+    (folder / "prometheus.yml").write_text(config)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [

@@ -1,0 +1,126 @@
+"""The promise: a metric is added to a run that goes on, and nothing is lost, doubled or disturbed.
+
+Everything is real: a trainer that trains, a sidecar process, Prometheus scraping it, and the W&B SDK against a local
+server.
+"""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_wandb import FakeWandb
+from prometheus_server import prometheus_scraping
+from sidecar_process import ROOT, Place, wait_for
+
+NEW_METRIC = """
+[[metric]]
+name = "dflash_tokens_per_step"
+help = "Real tokens the drafter learns from in one step."
+type = "gauge"
+expr = 'sum(dflash_tokens_total{role="drafter",kind="real"}) / dflash_steps_total'
+wandb = "custom/tokens_per_step"
+"""
+RUN_ID = "promised"
+SETTINGS = {
+    "run.id": RUN_ID,
+    "target.layer_ids": "[0, 1, 2]",
+    "drafter.block_size": 4,
+    "train.steps": 1_000_000,
+    "train.num_anchors": 4,
+    "evaluation.num_prompts": 0,
+    "telemetry.interval_s": 0.2,
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """An empty place."""
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def wandb_server() -> Iterator[FakeWandb]:
+    """A local W&B server."""
+    server = FakeWandb().start()
+    yield server
+    server.close()
+
+
+def trainer_arguments(small_target: Path, out_dir: Path) -> list[str]:
+    """A run that would last for ever."""
+    settings = SETTINGS | {"target.path": small_target, "data.path": small_target / "train.jsonl"}
+    return ["-m", "trainer.app", *(f"--set={key}={value}" for key, value in settings.items()), "--out", str(out_dir)]
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_metric_is_added_to_a_living_run(
+    small_target: Path, place: Place, wandb_server: FakeWandb, tmp_path: Path, number: signal.Signals
+) -> None:
+    """1. Train. 2. Add a metric to metrics.toml. 3. Restart the sidecar. 4. End the run.
+
+    Result: the same training PID; the metric is there at once; no counter fell in Prometheus; W&B has every step once.
+    """
+    place.environ |= wandb_server.environment()
+    definitions = tmp_path / "metrics.toml"
+    shutil.copy(ROOT / "sidecar" / "metrics.toml", definitions)
+    options = ("--definitions", str(definitions), "--set=wandb.mode=online", "--set=wandb.interval_s=1")
+    trainer = place.popen(*trainer_arguments(small_target, tmp_path / "run"))
+    sidecar = place.sidecar(*options)
+    port = int(sidecar.url.rsplit(":", 1)[1])
+    with prometheus_scraping(port, tmp_path) as prometheus:
+        wait_for(lambda: steps_of(sidecar.status()) > 40, "training", timeout_s=60)
+        wait_for(lambda: bool(prometheus.values("dflash_steps_total > 40")), "a scrape", timeout_s=30)
+
+        with definitions.open("a") as file:
+            file.write(NEW_METRIC)
+        sidecar.process.send_signal(number)
+        sidecar.process.wait()
+        sidecar = place.sidecar(*options, port=port)
+
+        assert sidecar.metrics()["dflash_tokens_per_step"] > 0
+        assert sidecar.status()["trainers"][0]["pid"] == trainer.pid
+        step_at_restart = steps_of(sidecar.status())
+        wait_for(lambda: steps_of(sidecar.status()) > step_at_restart + 40, "more steps", timeout_s=60)
+        wait_for(lambda: bool(prometheus.values("dflash_tokens_per_step")), "a scrape", timeout_s=30)
+        fell = prometheus.values('{__name__=~"dflash_(steps|tokens|batches|phase|queue|anchors).*_total"}[5m]')
+        assert len(fell) > 20
+        assert [values for values in fell if values != sorted(values)] == []
+
+    assert trainer.poll() is None
+    trainer.terminate()
+    assert trainer.wait(30) == 128 + signal.SIGTERM
+    last_step = int((tmp_path / "run/checkpoints/latest").read_text().removeprefix("step-"))
+    run = wandb_server.run(RUN_ID)
+    wait_for(lambda: run.state != "running", "W&B to have everything", timeout_s=60)
+    rows = run.history
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
+    assert [row["train/step"] for row in rows if "train/step" in row] == list(range(1, last_step + 1))
+    assert any("custom/tokens_per_step" in row for row in rows)
+
+
+def test_weights_do_not_depend_on_the_sidecar(small_target: Path, place: Place, tmp_path: Path) -> None:
+    """1. Train alone. 2. Train beside a sidecar that is killed and restarted all the time. Result: the same bits."""
+    results = []
+    for name, with_sidecar in (("alone", False), ("watched", True)):
+        arguments = trainer_arguments(small_target, tmp_path / name)
+        trainer = place.popen(*arguments, "--set", f"run.id={name}", "--max-steps", "300")
+        while with_sidecar and trainer.poll() is None:
+            sidecar = place.sidecar()
+            sidecar.metrics()
+            sidecar.kill()
+        assert trainer.wait(120) == 0
+        results.append((tmp_path / name / "checkpoints/step-00000300/drafter.safetensors").read_bytes())
+
+    assert results[0] == results[1]
+
+
+def steps_of(status: dict[str, object]) -> int:
+    """The step of the only trainer, 0 before it is known."""
+    trainers = status["trainers"]
+    assert isinstance(trainers, list)
+    return int(trainers[0]["step"] or 0) if trainers else 0
