@@ -10,12 +10,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from shared.schema import Family, Kind
+from sidecar.promql.engine import history_needed_s
 from sidecar.promql.syntax import Aggregation, Binary, Call, Negation, Node, Number, Selector, Text, walk
 from sidecar.store import NAME_LABEL
 
 METRIC_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 PLACEHOLDER = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)\}")
 MAX_NAME_LENGTH = 128
+MAX_HISTORY_S = 3_600.0
+"""The store keeps as much history as the longest look back: 16 bytes a sample, 30 MB an hour for 500 series at 1 Hz."""
 HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 OF_COUNTERS = frozenset({"rate", "irate", "increase"})
 OF_GAUGES = frozenset({"delta"})
@@ -123,6 +126,8 @@ def check_series(node: Node, catalogue: Mapping[str, Kind], defined: Collection[
     """Check that an expression refers to known series and treats each as what it is."""
     if isinstance(node, Text) or (isinstance(node, Selector) and node.range_us is not None):
         yield Complaint("expr gives a string or a range of samples; it must give a number or a vector", "expr")
+    if (history_s := history_needed_s(node)) > MAX_HISTORY_S:
+        yield Complaint(f"expr looks back {history_s:g} s, more than {MAX_HISTORY_S:g} s; shorten its ranges", "expr")
     kinds = series_kinds(catalogue)
     for part in walk(node):
         if isinstance(part, Selector):

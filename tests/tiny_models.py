@@ -1,11 +1,20 @@
 """Tiny random models shared by the trainer's tests: a target, drafters of both layouts, the reference's twin."""
 
+import math
+
 import dflash.model
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from trainer.anchors import build_blocks, sample_anchors
 from trainer.drafter import Drafter, DrafterConfig, LayerType
+from trainer.loss import DrafterLoss, drafter_loss
+from trainer.speculate import greedy
+
+# At this size a second thread only makes the first one wait.
+torch.set_num_threads(1)
 
 VOCAB_SIZE = 97
 MASK_TOKEN_ID = 96
@@ -110,3 +119,38 @@ def tapped(target: Qwen3ForCausalLM, input_ids: Tensor, config: DrafterConfig) -
     """What a trainer taps from the target: [B, S, L*H]."""
     states = target(input_ids, output_hidden_states=True, use_cache=False).hidden_states
     return torch.cat([states[i + 1] for i in config.target_layer_ids], dim=-1)
+
+
+def random_prompts(count: int, seed: int, length: int = 11) -> list[list[int]]:
+    """Prompts of random tokens."""
+    tokens: list[list[int]] = torch.randint(
+        0, 90, (count, length), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
+    return tokens
+
+
+def overfit(
+    target: Qwen3ForCausalLM, prompts: list[list[int]], config: DrafterConfig, num_steps: int
+) -> tuple[Drafter, DrafterLoss]:
+    """Train a fresh drafter on the target's own 60-token answers; return it and the last step's loss."""
+    texts = torch.tensor([prompt + greedy(target, prompt, 60).output_ids for prompt in prompts])
+    loss_mask = torch.ones_like(texts)
+    loss_mask[:, : len(prompts[0])] = 0
+    target_hidden = tapped(target, texts, config)
+    drafter = Drafter(config, torch.Generator().manual_seed(5))
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / 16, 0.5 * (1 + math.cos(math.pi * step / num_steps)))
+    )
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(num_steps):
+        blocks = build_blocks(texts, loss_mask, sample_anchors(loss_mask, 16, generator), config, decay_gamma=4.0)
+        noise_embedding = F.embedding(blocks.noise_ids, target.get_input_embeddings().weight)
+        hidden = drafter(noise_embedding, target_hidden, blocks.position_ids, blocks.masks)
+        loss = drafter_loss(hidden, target.lm_head.weight, blocks.labels, blocks.weights, config)
+        optimizer.zero_grad()
+        (loss.numerator / loss.denominator).backward()
+        torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return drafter.eval(), loss

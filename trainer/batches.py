@@ -11,6 +11,7 @@ with time.
 Tensor suffixes: B sequences, S positions.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,6 @@ class Batches:
         assert samples
         assert batch_size > 0
         self._samples = samples
-        self._lengths = torch.tensor([len(sample) for sample in samples])
         self._batch_size = batch_size
         self._seed = seed
         # Replaced as a whole: a thread that still holds the last epoch's plan is not disturbed.
@@ -74,13 +74,17 @@ class Batches:
         return self._collate(index, [self._samples[i] for i in plan[1][position]])
 
     def _plan_epoch(self, epoch: int) -> list[list[int]]:
-        # Two halves of one integer: epochs of neighbouring seeds must not coincide.
-        generator = torch.Generator().manual_seed((self._seed << 32) + epoch)
-        order = torch.randperm(len(self._samples), generator=generator)
-        runs = torch.split(order, self._batch_size * BATCHES_PER_RUN)
-        by_length = [run[self._lengths[run].argsort(stable=True)] for run in runs]
-        batches = [batch.tolist() for run in by_length for batch in torch.split(run, self._batch_size)]
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        # Seeded by text, because torch's generator heeds only 32 bits of a number.
+        rng = random.Random(f"{self._seed}/{epoch}")  # noqa: S311 - an order, not a secret
+        order = list(range(len(self._samples)))
+        rng.shuffle(order)
+        batches: list[list[int]] = []
+        run_size = self._batch_size * BATCHES_PER_RUN
+        for start in range(0, len(order), run_size):
+            run = sorted(order[start : start + run_size], key=lambda i: len(self._samples[i]))
+            batches += [run[i : i + self._batch_size] for i in range(0, len(run), self._batch_size)]
+        rng.shuffle(batches)
+        return batches
 
     def _collate(self, index: int, samples: Sequence[Sample]) -> Batch:
         lengths = tuple(len(sample) for sample in samples)

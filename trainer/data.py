@@ -8,6 +8,9 @@ Text is rendered with the target's own chat template, since a drafter only learn
 Which tokens are the assistant's is not guessed from one family's markers: every assistant turn is rendered with and
 without its answer, and where the two renderings part, the answer begins. That holds for any template, also for one
 that rewrites earlier turns (then those turns lose supervision, never the wrong tokens gain it).
+
+A line of text may say `"complete": false`: its last answer was cut at a length limit, so the end that the template
+writes after it is not the target's and is not supervised.
 """
 
 from collections import Counter
@@ -37,11 +40,13 @@ class Message(msgspec.Struct, frozen=True):
 
 class _Conversation(msgspec.Struct, frozen=True):
     conversations: list[Message]
+    complete: bool = True
 
 
 class _Exchange(msgspec.Struct, frozen=True):
     prompt: str
     response: str
+    complete: bool = True
 
 
 class _Tokens(msgspec.Struct, frozen=True):
@@ -139,8 +144,13 @@ class ConversationRenderer:
         encoded = self._tokenizer(self._text(messages, answer_next=True), add_special_tokens=False)
         return list(encoded["input_ids"])
 
-    def sample(self, messages: Sequence[Message]) -> Sample:
+    def sample(self, messages: Sequence[Message], *, complete: bool = True) -> Sample:
         """Return the whole conversation with the assistant's turns supervised.
+
+        Args:
+            messages: The turns.
+            complete: Whether the last answer ends where the target ended it. Else it was cut, and the end that the
+                template writes is not the target's.
 
         Raises:
             ValueError: The template refuses the messages.
@@ -156,7 +166,8 @@ class ConversationRenderer:
             start, end = self._answer_span(messages, turn, text)
             inside = [i for i, (left, right) in enumerate(offsets) if start <= left < right <= end]
             last_eos = max((i for i in inside if ids[i] in self._eos_token_ids), default=len(ids))
-            loss_mask[[i for i in inside if i <= last_eos]] = True
+            ended = complete or turn < len(messages) - 1
+            loss_mask[[i for i in inside if i < last_eos + ended]] = True
         return Sample(input_ids=torch.tensor(ids), loss_mask=loss_mask)
 
     def _answer_span(self, messages: Sequence[Message], turn: int, text: str) -> tuple[int, int]:
@@ -236,12 +247,13 @@ class SampleReader:
             return self._from_tokens(msgspec.convert(record, _Tokens))
         if isinstance(record, dict) and "prompt" in record:
             exchange = msgspec.convert(record, _Exchange)
-            messages = [Message("user", exchange.prompt), Message("assistant", exchange.response)]
+            turns = [Message("user", exchange.prompt), Message("assistant", exchange.response)]
+            conversation = _Conversation(turns, complete=exchange.complete)
         else:
-            messages = msgspec.convert(record, _Conversation).conversations
+            conversation = msgspec.convert(record, _Conversation)
         if self._renderer is None:
             self._renderer = ConversationRenderer(self._tokenizer, self._eos_token_ids)
-        return self._renderer.sample(messages)
+        return self._renderer.sample(conversation.conversations, complete=conversation.complete)
 
     def _from_tokens(self, tokens: _Tokens) -> Sample:
         outside = [i for i in tokens.input_ids if not 0 <= i < self._vocab_size]

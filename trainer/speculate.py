@@ -5,10 +5,11 @@ tokens up to the first that the target would not have chosen, plus the target's 
 target's own greedy output whatever the drafter says; a drafter only makes it arrive in fewer passes.
 The drafter never sees the target's hidden state at the newest token, exactly as in training.
 
-The target is any Hugging Face causal LM whose cache can be rolled back; what tapped layer i put out is its
-`hidden_states[i + 1]`. One text at a time, batch 1. Everything here runs in inference mode.
+The target is any Hugging Face causal LM; what tapped layer i put out is its `hidden_states[i + 1]`. One text at a time,
+batch 1. Everything here runs in inference mode.
 """
 
+import copy
 import statistics
 import time
 from collections import Counter
@@ -59,30 +60,41 @@ class EvalReport:
 
 
 class _TargetSession:
-    """One text in the target: its cache, and one pass at a time over new tokens."""
+    """One text in the target: its cache, one pass at a time over new tokens, and a way to take back their tail.
+
+    A cache of keys and values is cut. Recurrent state cannot be cut, so a target with such layers is copied before
+    each revocable pass and replayed up to the cut: exact, at the price of the copy and of a second, shorter pass.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._cache = DynamicCache(config=model.config)
         self._cache.activate_past_recording()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        self._before: DynamicCache | None = None
+        self._tokens: Tensor | None = None
 
-    def forward(self, token_ids: Tensor, layer_ids: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """Run [1, n] new tokens; return each one's likeliest successor [n] and the tapped states [1, n, L*H]."""
-        out = self._model(token_ids, cache=self._cache, use_cache=True, output_hidden_states=bool(layer_ids))
-        states = torch.cat([out.hidden_states[i + 1] for i in layer_ids], dim=-1) if layer_ids else None
-        return out.logits[0].argmax(dim=-1), states
+    def forward(self, token_ids: list[int], *, revocable: bool, layer_ids: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """Run new tokens; return their likeliest successors (just the last one's unless revocable), tapped states."""
+        self._tokens = torch.tensor([token_ids], device=self._model.device)
+        self._before = copy.deepcopy(self._cache) if revocable and not self._cache.is_croppable else None
+        out = self._model(
+            self._tokens,
+            cache=self._cache,
+            use_cache=True,
+            output_hidden_states=bool(layer_ids),
+            logits_to_keep=0 if revocable else 1,
+        )
+        states = [out.hidden_states[i + 1] for i in layer_ids]
+        return out.logits[0].argmax(dim=-1), torch.cat(states, dim=-1) if states else out.logits[:, :, :0]
 
-    def roll_back(self, num_tokens: int) -> None:
-        """Forget the last `num_tokens` tokens."""
-        self._cache.crop(-num_tokens)
-
-    def require_rollback(self) -> None:
-        """Raise ValueError if the cache, once filled, cannot be rolled back."""
-        if not self._cache.is_croppable:
-            raise ValueError(
-                f"{type(self._model).__name__} keeps recurrent state that a rejected draft would spoil; "
-                "evaluate the drafter in a serving engine that supports this target"
-            )
+    def keep(self, num_tokens: int) -> None:
+        """Forget all but the first `num_tokens` tokens of the last pass; required after each pass."""
+        assert self._tokens is not None
+        surplus = self._tokens.shape[1] - num_tokens
+        if surplus and self._before is not None:
+            self._cache, surplus = self._before, 0
+            self._model(self._tokens[:, :num_tokens], cache=self._cache, use_cache=True)
+        self._cache.crop(-surplus)
 
 
 class _DraftSession:
@@ -126,26 +138,21 @@ def speculate(
     max_new_tokens: int,
     stop_token_ids: Collection[int] = (),
 ) -> Generation:
-    """Generate up to `max_new_tokens` tokens after `prompt_ids`, drafting ahead and verifying.
-
-    Raises ValueError for a target whose cache cannot be rolled back.
-    """
+    """Generate up to `max_new_tokens` tokens after `prompt_ids`, drafting ahead and verifying."""
     layer_ids = drafter.config.target_layer_ids
     verifier, proposer = _TargetSession(target), _DraftSession(drafter, target)
     begin = time.perf_counter()
-    best, states = verifier.forward(torch.tensor([list(prompt_ids)], device=target.device), layer_ids)
-    verifier.roll_back(0)
-    verifier.require_rollback()
+    best, states = verifier.forward(list(prompt_ids), revocable=False, layer_ids=layer_ids)
+    verifier.keep(len(prompt_ids))
     output, acceptance_lengths = [int(best[-1])], []
     prefilled = time.perf_counter()
     while len(output) < max_new_tokens and output[-1] not in stop_token_ids:
-        assert states is not None
         num_drafted = min(drafter.config.block_size, max_new_tokens + 1 - len(output)) - 1
         drafted = proposer.draft(output[-1], num_drafted, states)
-        best, states = verifier.forward(torch.tensor([[output[-1], *drafted]], device=target.device), layer_ids)
+        best, states = verifier.forward([output[-1], *drafted], revocable=True, layer_ids=layer_ids)
         gained = _accepted(drafted, best.tolist(), stop_token_ids)[: max_new_tokens - len(output)]
-        verifier.roll_back(1 + num_drafted - len(gained))
-        states = states[:, : len(gained)] if states is not None else None
+        verifier.keep(len(gained))
+        states = states[:, : len(gained)]
         output += gained
         acceptance_lengths.append(len(gained))
     return Generation(
@@ -163,13 +170,13 @@ def greedy(
     """Generate up to `max_new_tokens` tokens with the target alone, one pass each."""
     session = _TargetSession(target)
     begin = time.perf_counter()
-    best, _ = session.forward(torch.tensor([list(prompt_ids)], device=target.device))
-    session.roll_back(0)
+    best, _ = session.forward(list(prompt_ids), revocable=False)
+    session.keep(len(prompt_ids))
     output = [int(best[-1])]
     prefilled = time.perf_counter()
     while len(output) < max_new_tokens and output[-1] not in stop_token_ids:
-        best, _ = session.forward(torch.tensor([[output[-1]]], device=target.device))
-        session.roll_back(0)
+        best, _ = session.forward([output[-1]], revocable=False)
+        session.keep(1)
         output.append(int(best[-1]))
     return Generation(
         output_ids=output, acceptance_lengths=[], prefill_s=prefilled - begin, decode_s=time.perf_counter() - prefilled

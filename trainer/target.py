@@ -136,6 +136,12 @@ class Target:
         return self.embedding_weight.shape[0]
 
     @property
+    def max_positions(self) -> int | None:
+        """Longest sequence the target was made for, in tokens; None where it does not say."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return limit if isinstance(limit, int) else None
+
+    @property
     def embedding_weight(self) -> Tensor:
         """Embedding table [V, H], frozen."""
         return cast("nn.Embedding", self.model.get_input_embeddings()).weight

@@ -107,12 +107,15 @@ def parse(text: str) -> Node:
         raise PromqlError(f"the expression has {size} bytes, more than {MAX_EXPRESSION_BYTES}; split it up")
     if (size := len(_STRUCTURE.findall(text))) > MAX_STRUCTURE:
         raise PromqlError(f"the expression has {size} operators and brackets, more than {MAX_STRUCTURE}; split it up")
-    if "\0" in text:
-        raise PromqlError("the expression contains a NUL character; remove it")
     try:
         tree = grammar.parse(text)
     except ValueError as error:
         raise PromqlError(str(error), _function_at_fault(str(error))) from error
+    except BaseException as error:
+        # A panic inside the parser (`offset NaN` is one) is no Exception, and its class is not exported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise PromqlError(f"the parser cannot read the expression: {error}") from error
     return _convert(tree, 0)
 
 

@@ -1,0 +1,176 @@
+"""The `dflash-train` command: train a drafter, list presets, let a target answer prompts.
+
+Every mistake a user can make ends in one line with the remedy and exit status 2; a failure while training keeps its
+traceback and ends in 1; a run ended by a signal saves, and ends in 128 plus the signal's number.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from shared.settings import SettingsError, settings_of
+from trainer.config import TrainerConfig, load_config, preset_description, preset_names
+
+DEFAULT_PRESET = "embedded"
+EXIT_USER_ERROR = 2
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    start_s = time.monotonic()
+    arguments = _parser().parse_args()
+    try:
+        command: Callable[[argparse.Namespace, float], int] = arguments.command
+        return command(arguments, start_s)
+    except ValueError as error:
+        if os.environ.get("DFLASH_TRACEBACK"):
+            raise
+        print(f"dflash-train: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def _train(arguments: argparse.Namespace, start_s: float) -> int:
+    config, out_dir = _resolve(arguments)
+    # Imported here: torch takes seconds to load, and a mistyped key should not wait for it.
+    from trainer.run import RunRequest, run  # noqa: PLC0415
+    from trainer.supervisor import Stop, stop_on_signals  # noqa: PLC0415
+
+    say = _say
+    say(f"run {config.run.id} in {out_dir}, process {os.getpid()}")
+    stop = Stop()
+    with stop_on_signals(stop, say):
+        request = RunRequest(
+            config=config,
+            out_dir=out_dir,
+            resume=arguments.resume,
+            max_steps=arguments.max_steps,
+            environ=os.environ,
+            say=say,
+        )
+        report = run(request, stop, start_s)
+    if report is None:
+        return 128 + (stop.signal or 0)
+    say(msgspec.json.format(msgspec.json.encode(report)).decode())
+    return 0
+
+
+def _regenerate(arguments: argparse.Namespace, _start_s: float) -> int:
+    config = load_config(preset=arguments.preset, assignments=arguments.set, environ=os.environ)
+    from trainer.pipeline import device_of  # noqa: PLC0415
+    from trainer.prepare import load_target, target_path  # noqa: PLC0415
+    from trainer.regenerate import read_prompts, regenerate  # noqa: PLC0415
+
+    prompts = read_prompts(arguments.prompts)
+    target = load_target(config, target_path(config, os.environ, _say), device_of(config.devices.targets))
+    report = regenerate(
+        target,
+        prompts,
+        arguments.answers,
+        max_new_tokens=arguments.max_new_tokens,
+        batch_size=arguments.batch_size,
+        on_progress=lambda done, total: _say(f"{done}/{total} prompts answered"),
+    )
+    skipped = "".join(f", {count} skipped: {reason}" for reason, count in sorted(report.skipped.items()))
+    _say(f"{report.num_written} conversations in {arguments.answers}{skipped}")
+    return 0
+
+
+def _presets(_arguments: argparse.Namespace, _start_s: float) -> int:
+    for name in preset_names():
+        print(f"{name:12} {preset_description(name)}")
+    return 0
+
+
+def _resolve(arguments: argparse.Namespace) -> tuple[TrainerConfig, Path]:
+    assignments = list(arguments.set)
+    if arguments.telemetry is not None:
+        assignments.append(f"telemetry.enabled={'true' if arguments.telemetry == 'on' else 'false'}")
+    if arguments.max_steps is not None and arguments.max_steps < 1:
+        raise SettingsError(f"--max-steps {arguments.max_steps}: must be at least 1")
+    out_dir: Path | None = arguments.out
+    if arguments.resume:
+        out_dir = out_dir or _newest_run(Path("runs"))
+        saved = out_dir / "config.json"
+        config = load_config(preset="", assignments=assignments, environ=os.environ, saved=saved)
+        _check_resumable(load_config(preset="", assignments=[], environ={}, saved=saved), config)
+        return config, out_dir
+    config = load_config(preset=arguments.preset, assignments=assignments, environ=os.environ)
+    if not config.run.id:
+        made = f"{arguments.preset}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, id=made))
+    out_dir = out_dir or Path("runs") / config.run.id
+    if (out_dir / "config.json").exists():
+        raise SettingsError(f"{out_dir} already holds a run; continue it with --resume or choose another --out")
+    return config, out_dir
+
+
+def _newest_run(runs: Path) -> Path:
+    found = sorted(runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise SettingsError(f"--resume: no run in {runs.absolute()}; name its directory with --out")
+    return found[-1].parent
+
+
+def _check_resumable(saved: TrainerConfig, wanted: TrainerConfig) -> None:
+    """Refuse changes that would make the data cursor or the schedule mean something else."""
+    free = ("telemetry.", "evaluation.", "checkpoint.", "devices.")
+    before, after = saved.flat(), wanted.flat()
+    changed = [key for key, value in before.items() if after[key] != value and not key.startswith(free)]
+    if changed:
+        raise SettingsError(
+            f"--resume: {', '.join(changed)} cannot change in a run that has begun; start a new run for that"
+        )
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _settings_table() -> str:
+    rows = [f"  {s.key:30} {s.description} [{s.default!r}]" for s in settings_of(TrainerConfig)]
+    return "settings for --set KEY=VALUE, or DFLASH_SECTION_KEY in the environment:\n" + "\n".join(rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dflash-train",
+        description="Train a DFlash drafter against a frozen target, publishing telemetry for a sidecar.",
+        epilog=_settings_table(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=_train)
+    parser.add_argument("--preset", default=DEFAULT_PRESET, help=f"one of {', '.join(preset_names())} [%(default)s]")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="stop after step N; the schedule stays as it is")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory of the run [runs/RUN_ID]")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the newest one in runs/")
+    parser.add_argument("--telemetry", choices=("on", "off"), help="same as --set telemetry.enabled=...")
+    commands = parser.add_subparsers(title="other commands", metavar="COMMAND")
+    presets = commands.add_parser("presets", help="list the presets")
+    presets.set_defaults(command=_presets)
+    _add_regenerate(commands)
+    return parser
+
+
+def _add_regenerate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("regenerate", help="let the target answer prompts, as data to train on")
+    parser.set_defaults(command=_regenerate)
+    parser.add_argument("prompts", type=Path, help="one prompt a line, or JSONL with prompt or conversations")
+    parser.add_argument("answers", type=Path, help="JSONL file to write, for data.path")
+    # Given after the command as well as before it.
+    parser.add_argument("--preset", default=argparse.SUPPRESS, help="names the target")
+    parser.add_argument(
+        "--set", action="append", default=argparse.SUPPRESS, metavar="KEY=VALUE", help="change a setting"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer [%(default)s]")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="prompts at a time [%(default)s]")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""How a worker reports: phase timers, counters and a mailbox for what only the device knows yet.
+
+Nothing here waits for a device. On a CPU a phase is the difference of two clock readings. On CUDA a phase is a pair of
+timing events, and the scalars of a step are copied into pinned memory behind an event; the telemetry thread reads both
+once they have landed, so the step path never asks for a value. The same calls serve both.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import torch
+from torch import Tensor
+
+from shared.cells import Cells, Counter
+from shared.wire import Step
+
+MAILBOX_STEPS = 100_000
+"""Steps that may wait to be collected; at one step a millisecond this is more than a minute of a stalled reader."""
+
+
+class PhaseTimers:
+    """Seconds and calls per phase of one worker. One thread only, except for `collect`.
+
+    Args:
+        cells: where the counters are declared.
+        role: target or drafter.
+        worker: name of the worker.
+        phases: every phase the worker will time.
+        device: phases in `device_phases` are timed on it when it is a GPU.
+        device_phases: phases that only enqueue work and must be timed where it runs.
+    """
+
+    def __init__(
+        self,
+        cells: Cells,
+        role: str,
+        worker: str,
+        phases: tuple[str, ...],
+        device: torch.device,
+        device_phases: tuple[str, ...] = (),
+    ) -> None:
+        labels = {"role": role, "worker": worker}
+        self._seconds = {p: cells.counter("dflash_phase_seconds_total", **labels, phase=p) for p in phases}
+        self._calls = {p: cells.counter("dflash_phase_calls_total", **labels, phase=p) for p in phases}
+        self._on_device = frozenset(device_phases) if device.type == "cuda" else frozenset()
+        self._pending: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=MAILBOX_STEPS)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a block; its calls are counted when it ends, also by an exception."""
+        if name in self._on_device:
+            start, end = _cuda_event(timing=True), _cuda_event(timing=True)
+            start.record()
+            try:
+                yield
+            finally:
+                end.record()
+                self._pending.append((name, start, end))
+                self._calls[name].add()
+            return
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name].add(time.perf_counter() - start_s)
+            self._calls[name].add()
+
+    def collect(self) -> None:
+        """Add up device phases that have finished; the telemetry thread calls it and owns those cells."""
+        while self._pending and _has_landed(self._pending[0][2]):
+            name, start, end = self._pending.popleft()
+            self._seconds[name].add(start.elapsed_time(end) / 1000)
+
+
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host knows about a step when it ends."""
+
+    time_s: float
+    step: int
+    learning_rate: float
+    tokens_real: int
+    tokens_padding: int
+    sequence_lengths_tokens: tuple[int, ...]
+    queue_wait_s: float
+
+
+class StepMailbox:
+    """Steps on their way from the drafter worker, which posts, to the one thread that collects.
+
+    Args:
+        skipped: counts steps whose gradient was not finite, which the optimizer left out.
+    """
+
+    def __init__(self, skipped: Counter) -> None:
+        self._pending: deque[tuple[StepFacts, Tensor, torch.cuda.Event | None]] = deque(maxlen=MAILBOX_STEPS)
+        self._skipped = skipped
+        self.latest: Step | None = None
+        """The newest step that has been collected."""
+
+    def post(self, facts: StepFacts, scalars: Tensor) -> None:
+        """Hand over a step; never waits.
+
+        Args:
+            facts: known on the host.
+            scalars: [3 + K-1] on any device: loss, gradient norm, simulated acceptance length, accuracy per position.
+        """
+        if scalars.device.type != "cuda":
+            self._pending.append((facts, scalars, None))
+            return
+        landed = torch.empty(scalars.shape, dtype=scalars.dtype, pin_memory=True)
+        landed.copy_(scalars, non_blocking=True)
+        event = _cuda_event()
+        event.record()
+        self._pending.append((facts, landed, event))
+
+    def collect(self) -> Iterator[Step]:
+        """Yield the steps whose scalars have landed, in order. One thread only."""
+        while self._pending:
+            facts, scalars, event = self._pending[0]
+            if event is not None and not _has_landed(event):
+                return
+            self._pending.popleft()
+            loss, grad_norm, accept_length, *accuracy = scalars.tolist()
+            if not torch.isfinite(scalars[1]):
+                self._skipped.add()
+            self.latest = Step(
+                session="",
+                seq=0,
+                time_s=facts.time_s,
+                step=facts.step,
+                loss=loss,
+                accuracy_ratio=tuple(accuracy),
+                accept_length_simulated=accept_length,
+                learning_rate=facts.learning_rate,
+                grad_norm=grad_norm,
+                tokens_real=facts.tokens_real,
+                tokens_padding=facts.tokens_padding,
+                sequence_lengths_tokens=facts.sequence_lengths_tokens,
+                queue_wait_s=facts.queue_wait_s,
+            )
+            yield self.latest
+
+
+def _cuda_event(*, timing: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _has_landed(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -1,0 +1,99 @@
+"""What a run works on: the target, the samples to train on and the prompts held back for the evaluation."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer.config import TrainerConfig
+from trainer.data import Sample, SampleReader
+from trainer.drafter import DrafterConfig
+from trainer.drafter_worker import TORCH_DTYPES
+from trainer.embedded_target import default_cache_dir, embedded_target
+from trainer.geometry import drafter_config, layer_ids
+from trainer.target import Target, locate
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Materials:
+    """Everything a run is built from."""
+
+    target: Target
+    geometry: DrafterConfig
+    samples: Sequence[Sample]
+    prompts: Sequence[list[int]]
+    """Token ids of held-out prompts."""
+    skipped: Counter[str]
+    """Samples that are not trained on, by reason."""
+
+
+def prepare(
+    config: TrainerConfig, environ: Mapping[str, str], say: Callable[[str], None], device: torch.device
+) -> Materials:
+    """Load or make the target and its data.
+
+    Args:
+        config: settings of the run.
+        environ: names the cache directory of the embedded target.
+        say: told one line now and then while something is made.
+        device: where the target runs.
+
+    Raises:
+        ValueError: a path, a key or a line of data that cannot be used, with the remedy.
+    """
+    evaluation_path = None
+    if config.target.path == EMBEDDED:
+        embedded = embedded_target(default_cache_dir(environ), on_progress=say)
+        path, data_path = str(embedded.directory), Path(config.data.path or embedded.data_path)
+        evaluation_path = None if config.data.path else embedded.evaluation_path
+    elif config.data.path:
+        path, data_path = config.target.path, Path(config.data.path)
+    else:
+        raise ValueError(
+            "data.path is not set: give a JSONL file of conversations, for example one that "
+            "'dflash-train regenerate' wrote, with --set data.path=FILE"
+        )
+    target = load_target(config, path, device)
+    geometry = drafter_config(target, config.drafter)
+    reader = SampleReader(
+        target.tokenizer,
+        eos_token_ids=target.eos_token_ids,
+        vocab_size=target.vocab_size,
+        max_length=config.data.max_length,
+    )
+    say(f"reading {data_path}")
+    dataset = reader.read(data_path)
+    held_out: Sequence[Sample]
+    if evaluation_path is None:
+        samples, held_out = dataset.split(config.data.num_held_out, config.train.seed)
+    else:
+        samples, held_out = dataset.samples, reader.read(evaluation_path).samples
+    return Materials(
+        target=target,
+        geometry=geometry,
+        samples=samples,
+        prompts=[sample.prompt_ids for sample in held_out],
+        skipped=dataset.skipped,
+    )
+
+
+def target_path(config: TrainerConfig, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """Where the target lies, making the embedded one first where that is asked for."""
+    if config.target.path != EMBEDDED:
+        return config.target.path
+    return str(embedded_target(default_cache_dir(environ), on_progress=say).directory)
+
+
+def load_target(config: TrainerConfig, path: str, device: torch.device) -> Target:
+    """Load a target with the taps that the settings ask for; raises ValueError."""
+    locate(path)
+    dtype = TORCH_DTYPES[config.target.dtype]
+    if config.target.layer_ids:
+        return Target.load(path, layer_ids=config.target.layer_ids, dtype=dtype, device=device)
+    # How many layers there are is only known once it is loaded, and taps are cheap to move.
+    target = Target.load(path, layer_ids=(0,), dtype=dtype, device=device)
+    return Target(target.model, target.tokenizer, layer_ids(config.target, target.num_layers))

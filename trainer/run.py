@@ -1,0 +1,190 @@
+"""The life of a run: prepare, train, evaluate, save, report.
+
+A run is a directory: `config.json` with every setting, `checkpoints/`, and at the end `drafter/` in the published
+format and `report.json`. It exists from the moment its settings are known to be good, so a mistake leaves nothing
+behind; what is in it is replaced as a whole or not at all.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from shared.endpoint import runtime_dir
+from trainer.checkpoint import Checkpoint, CheckpointStore, write_atomically
+from trainer.config import TrainerConfig
+from trainer.evaluate import evaluate
+from trainer.export import export_drafter
+from trainer.pipeline import Pipeline, device_of, num_threads
+from trainer.prepare import Materials, prepare
+from trainer.progress import Progress
+from trainer.speculate import EvalReport
+from trainer.supervisor import Stop
+
+CONFIG_FILE = "config.json"
+REPORT_FILE = "report.json"
+EXPORT_DIR = "drafter"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to; `report.json`. Figures of an evaluation that was skipped are null."""
+
+    run_id: str
+    session: str
+    steps: int
+    loss: float | None
+    accept_length_simulated: float | None
+    accept_length: float | None = None
+    lossless: bool | None = None
+    speedup: float | None = None
+    decode_tokens_per_second: float | None = None
+    baseline_tokens_per_second: float | None = None
+    tokens_per_second: float
+    """Real tokens trained on per second of training."""
+    train_seconds: float
+    wall_seconds: float
+    """From the start of the command to this report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What the command line asks for."""
+
+    config: TrainerConfig
+    out_dir: Path
+    resume: bool
+    max_steps: int | None
+    environ: Mapping[str, str]
+    say: Callable[[str], None]
+
+
+def run(request: RunRequest, stop: Stop, start_s: float) -> Report | None:
+    """Carry out a run; None when a signal ended it early, after saving.
+
+    Args:
+        request: what is to be done.
+        stop: raised by signals.
+        start_s: `time.monotonic()` at the start of the command.
+
+    Raises:
+        ValueError: something the user can mend.
+    """
+    config = request.config
+    last_step = min(config.train.steps, request.max_steps or config.train.steps)
+    store = CheckpointStore(request.out_dir, config.checkpoint.keep)
+    device_of(config.devices.drafters)
+    # The main thread's own kernels: a share like any worker's, so that spinning threads never fight for a core.
+    torch.set_num_threads(num_threads(config))
+    materials = prepare(config, request.environ, request.say, device_of(config.devices.targets))
+    resumed = store.load_latest() if request.resume else None
+    if resumed is not None:
+        check_same_geometry(resumed, materials)
+    pipeline = Pipeline(config, materials, store, stop, last_step=last_step, resume=resumed)
+    exit_code = 1
+    try:
+        if config.telemetry.enabled:
+            path = pipeline.start_telemetry(runtime_dir(request.environ))
+            request.say(f"telemetry: {path}, every {config.telemetry.interval_s:g} s")
+        _claim_directory(request)
+        report = _train_and_report(request, pipeline, materials, stop, start_s)
+        exit_code = 0 if stop.signal is None else 128 + stop.signal
+    finally:
+        pipeline.close(exit_code)
+    return report
+
+
+def check_same_geometry(checkpoint: Checkpoint, materials: Materials) -> None:
+    """Refuse a checkpoint of another drafter; raises ValueError naming every field that differs."""
+    saved, wanted = msgspec.structs.asdict(checkpoint.geometry), msgspec.structs.asdict(materials.geometry)
+    differing = [f"{name} {saved[name]} -> {wanted[name]}" for name in saved if saved[name] != wanted[name]]
+    if differing:
+        raise ValueError(f"--resume: the checkpoint's drafter differs from the settings: {'; '.join(differing)}")
+
+
+def _claim_directory(request: RunRequest) -> None:
+    try:
+        request.out_dir.mkdir(parents=True, exist_ok=True)
+        encoded = msgspec.json.format(msgspec.json.encode(request.config))
+        write_atomically(request.out_dir / CONFIG_FILE, encoded + b"\n")
+    except OSError as error:
+        raise ValueError(f"--out {request.out_dir}: {error.strerror}; choose a writable directory") from error
+
+
+def _train_and_report(
+    request: RunRequest, pipeline: Pipeline, materials: Materials, stop: Stop, start_s: float
+) -> Report | None:
+    first_step = pipeline.drafter_worker.state.step
+    train_start_s = time.monotonic()
+    _train(request, pipeline, first_step)
+    train_seconds = time.monotonic() - train_start_s
+    if stop.signal is not None:
+        step = pipeline.drafter_worker.state.step
+        request.say(f"saved at step {step}; continue with --resume --out {request.out_dir}")
+        return None
+    drafter = pipeline.drafter_worker.drafter
+    exported = request.out_dir / EXPORT_DIR
+    # An earlier session of this run may have ended here already, at fewer steps.
+    shutil.rmtree(exported, ignore_errors=True)
+    export_drafter(drafter.state_dict(), drafter.config, exported)
+    evaluation = _evaluate(request, pipeline, materials)
+    latest = pipeline.mailbox.latest
+    report = Report(
+        run_id=request.config.run.id,
+        session=pipeline.session,
+        steps=pipeline.drafter_worker.state.step,
+        loss=_finite(latest.loss if latest else None),
+        accept_length_simulated=_finite(latest.accept_length_simulated if latest else None),
+        accept_length=evaluation.accept_length if evaluation else None,
+        lossless=evaluation.lossless if evaluation else None,
+        speedup=evaluation.speedup if evaluation else None,
+        decode_tokens_per_second=evaluation.tokens_per_second if evaluation else None,
+        baseline_tokens_per_second=evaluation.baseline_tokens_per_second if evaluation else None,
+        tokens_per_second=pipeline.tokens_trained / train_seconds,
+        train_seconds=train_seconds,
+        wall_seconds=time.monotonic() - start_s,
+    )
+    write_atomically(request.out_dir / REPORT_FILE, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return report
+
+
+def _train(request: RunRequest, pipeline: Pipeline, first_step: int) -> None:
+    last_step = min(request.config.train.steps, request.max_steps or request.config.train.steps)
+    progress = Progress(first_step, last_step)
+
+    def show(*, force: bool = False) -> None:
+        latest = pipeline.mailbox.latest
+        if latest is not None:
+            figures = (latest.loss, latest.accept_length_simulated)
+            progress.show(latest.step, figures, pipeline.tokens_trained, pipeline.queue.statistics(), force=force)
+
+    try:
+        pipeline.train(show)
+        show(force=True)
+    finally:
+        progress.close()
+
+
+def _evaluate(request: RunRequest, pipeline: Pipeline, materials: Materials) -> EvalReport | None:
+    if not request.config.evaluation.num_prompts:
+        return None
+    request.say(f"evaluating {request.config.evaluation.num_prompts} held-out prompts, with and without the drafter")
+    report = evaluate(pipeline.drafter_worker.drafter, materials, request.config)
+    if report is not None:
+        pipeline.event(
+            "evaluation",
+            step=pipeline.drafter_worker.state.step,
+            accept_length=report.accept_length,
+            lossless=report.lossless,
+            speedup=report.speedup,
+            tokens_per_second=report.tokens_per_second,
+        )
+    return report
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,110 @@
+"""Workers as threads: start them, watch them, stop them together.
+
+The first failure wins: it is kept with its own traceback, the stop flag goes up, the queue is aborted so that nobody
+waits for ever, and `run` raises it. SIGINT and SIGTERM only set flags: the first asks the workers to stop at the next
+step boundary, where they save; a second one leaves at once.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+from trainer.hidden_queue import QueueClosedError
+
+JOIN_TIMEOUT_S = 60.0
+
+
+class Stop:
+    """Why and whether a run should end; readable from every thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.signal: int | None = None
+
+    def request(self) -> None:
+        """Ask every worker to end at its next step boundary."""
+        self._event.set()
+
+    def requested(self) -> bool:
+        """Whether somebody asked."""
+        return self._event.is_set()
+
+
+class Supervisor:
+    """Run worker functions in named threads until all are done or one fails.
+
+    Args:
+        stop: the flag that workers look at.
+        abort: called once when workers must not wait any longer (closes the queue).
+    """
+
+    def __init__(self, stop: Stop, abort: Callable[[], None]) -> None:
+        self._stop = stop
+        self._abort = abort
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+
+    def run(
+        self, workers: Mapping[str, Callable[[], None]], watch: Callable[[], None], interval_s: float = 0.2
+    ) -> None:
+        """Start every worker, call `watch` regularly, return when all have ended.
+
+        Raises:
+            BaseException: whatever the first failing worker raised.
+            TimeoutError: a worker did not end in time after the stop.
+        """
+        threads = [
+            threading.Thread(target=self._guard, args=(work,), name=name, daemon=True) for name, work in workers.items()
+        ]
+        for thread in threads:
+            thread.start()
+        stopping_since_s: float | None = None
+        while any(thread.is_alive() for thread in threads):
+            watch()
+            if self._stop.requested():
+                stopping_since_s = stopping_since_s or time.monotonic()
+                if time.monotonic() - stopping_since_s > JOIN_TIMEOUT_S:
+                    hung = [thread.name for thread in threads if thread.is_alive()]
+                    raise TimeoutError(f"workers did not stop within {JOIN_TIMEOUT_S:.0f} s: {', '.join(hung)}")
+            next(thread for thread in threads if thread.is_alive() or thread is threads[-1]).join(interval_s)
+        watch()
+        if self._failure is not None:
+            raise self._failure
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except QueueClosedError:
+            # Only ever the consequence of another worker's end, which tells its own story.
+            return
+        except BaseException as error:  # noqa: BLE001 - kept and raised in the main thread
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+        self._stop.request()
+        self._abort()
+
+
+@contextmanager
+def stop_on_signals(stop: Stop, announce: Callable[[str], None]) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into a stop request while the context lasts; a second one exits at once."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if stop.signal is not None:
+            os._exit(128 + number)
+        stop.signal = number
+        stop.request()
+        announce(f"{signal.Signals(number).name}: finishing this step and saving; once more to leave at once")
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
