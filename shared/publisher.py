@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from shared.cells import Cells
+from shared.thread_name import name_this_thread
 from shared.wire import (
     PROTOCOL_VERSION,
     REPLAY_PREFIX,
@@ -171,6 +172,7 @@ class Publisher:
         self._context.destroy(linger=0)
 
     def _run(self) -> None:
+        name_this_thread("telemetry")
         next_tick_s = time.monotonic()
         while not self._stopping.is_set():
             now_s = time.monotonic()

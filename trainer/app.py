@@ -6,9 +6,10 @@ traceback and ends in 1; a run ended by a signal saves, and ends in 128 plus the
 
 import argparse
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -19,12 +20,15 @@ from trainer.config import TrainerConfig, load_config, preset_description, prese
 
 DEFAULT_PRESET = "embedded"
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     start_s = time.monotonic()
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(argv)
+    # Outside of training, where both mean "save and leave", SIGTERM ends the command the way Ctrl-C does.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         command: Callable[[argparse.Namespace, float], int] = arguments.command
         return command(arguments, start_s)
@@ -33,30 +37,31 @@ def main() -> int:
             raise
         print(f"dflash-train: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("dflash-train: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _train(arguments: argparse.Namespace, start_s: float) -> int:
     config, out_dir = _resolve(arguments)
     # Imported here: torch takes seconds to load, and a mistyped key should not wait for it.
     from trainer.run import RunRequest, run  # noqa: PLC0415
-    from trainer.supervisor import Stop, stop_on_signals  # noqa: PLC0415
 
-    say = _say
-    say(f"run {config.run.id} in {out_dir}, process {os.getpid()}")
-    stop = Stop()
-    with stop_on_signals(stop, say):
-        request = RunRequest(
-            config=config,
-            out_dir=out_dir,
-            resume=arguments.resume,
-            max_steps=arguments.max_steps,
-            environ=os.environ,
-            say=say,
-        )
-        report = run(request, stop, start_s)
+    _say(f"run {config.run.id} in {out_dir}, process {os.getpid()}")
+    request = RunRequest(
+        config=config,
+        out_dir=out_dir,
+        resume=arguments.resume,
+        max_steps=arguments.max_steps,
+        environ=os.environ,
+        say=_say,
+    )
+    report, exit_code = run(request, start_s)
     if report is None:
-        return 128 + (stop.signal or 0)
-    say(msgspec.json.format(msgspec.json.encode(report)).decode())
+        return exit_code
+    _say(msgspec.json.format(msgspec.json.encode(report)).decode())
     return 0
 
 

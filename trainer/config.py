@@ -59,7 +59,9 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     path: Annotated[str, Meta(description="JSONL of conversations; empty lets the target answer built-in prompts")] = ""
     max_length: Annotated[int, Meta(ge=8, description="longest sequence, in tokens; the rest is cut off")] = 256
-    num_held_out: Annotated[int, Meta(ge=1, description="samples of data.path kept back for evaluation")] = 16
+    num_held_out: Annotated[int, Meta(ge=1, description="samples kept back for the evaluation")] = 16
+    num_prompts: Annotated[int, Meta(ge=2, description="built-in prompts the target answers when path is empty")] = 600
+    max_new_tokens: Annotated[int, Meta(ge=2, description="longest answer to a built-in prompt, in tokens")] = 160
 
 
 class DrafterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,9 +89,13 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     steps: Annotated[int, Meta(ge=1, description="optimizer steps of the whole schedule")] = 400
     batch_size: Annotated[int, Meta(ge=1, description="sequences per batch")] = 8
     accumulate: Annotated[int, Meta(ge=1, description="batches per optimizer step")] = 1
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        Meta(description="adamw for everything, or muon for the matrices and adamw for the rest"),
+    ] = "adamw"
     learning_rate: Annotated[float, Meta(gt=0, description="peak, reached after the warm-up")] = 6e-4
     warmup_ratio: Annotated[float, Meta(ge=0, lt=1, description="share of the steps that warm up linearly")] = 0.04
-    weight_decay: Annotated[float, Meta(ge=0, description="of AdamW")] = 0.0
+    weight_decay: Annotated[float, Meta(ge=0, description="decoupled, of every optimizer")] = 0.0
     grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
     num_anchors: Annotated[int, Meta(ge=1, description="blocks per sequence, drawn anew each epoch")] = 32
     loss_decay_gamma: Annotated[float, Meta(gt=0, description="slot k weighs exp(-(k-1)/gamma)")] = 4.0

@@ -7,8 +7,7 @@ all of them: a batch with few supervised tokens must not count as much as a full
 Anchors are drawn from a generator seeded by (seed, batch index). So they change with every epoch, and a resumed run
 draws the same ones without any random state in the checkpoint.
 
-Nothing in a step asks the device for a value. A gradient that is not finite makes the fused optimizer leave the step
-out by itself, on the device; the mailbox counts it when the norm has landed.
+Nothing in a step asks the device for a value.
 """
 
 import math
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
 from shared.cells import Cells
@@ -28,6 +27,7 @@ from trainer.drafter import Drafter
 from trainer.hidden_queue import Receiver
 from trainer.instruments import PhaseTimers, StepFacts, StepMailbox
 from trainer.loss import DrafterLoss, drafter_loss
+from trainer.optimizer import DrafterOptimizer
 from trainer.supervisor import Stop
 from trainer.target_worker import HiddenBatch
 
@@ -102,9 +102,7 @@ class DrafterWorker:
         self._stop = stop
         self._num_threads = num_threads
         self._device = borrowed.head_weight.device
-        self._optimizer = torch.optim.AdamW(
-            drafter.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
+        self._optimizer = DrafterOptimizer(drafter, settings.optimizer, weight_decay=settings.weight_decay)
         self.state = TrainState()
         self.timers = PhaseTimers(cells, "drafter", name, PHASES, self._device, ("h2d", "forward", "backward"))
         labels = {"role": "drafter", "worker": name}
@@ -162,10 +160,11 @@ class DrafterWorker:
             blocks = [self._blocks(item) for item in items]
         denominator = torch.stack([block.weights.sum() for block in blocks]).sum()
         losses = [self._learn(item, block, denominator) for item, block in zip(items, blocks, strict=True)]
-        rate = learning_rate(self.state.step, self._settings)
         with self.timers.phase("optimizer"):
-            grad_norm = self._update(rate)
-        self._report(items, blocks, queue_wait_s, rate, _scalars(losses, denominator, grad_norm))
+            rate = learning_rate(self.state.step, self._settings)
+            grad_norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self._settings.grad_clip)
+            self._optimizer.step(rate, grad_norm)
+        self._report(items, blocks, (rate, queue_wait_s), _scalars(losses, denominator, grad_norm))
 
     def _blocks(self, item: HiddenBatch) -> BlockBatch:
         # One integer out of two: batches of neighbouring seeds must not share their anchors.
@@ -194,24 +193,14 @@ class DrafterWorker:
         dtype = TORCH_DTYPES[self._settings.dtype]
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16)
 
-    def _update(self, rate: float) -> Tensor:
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), self._settings.grad_clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        # The fused kernel skips the update by itself when this is 1, as it does for a GradScaler.
-        self._optimizer.found_inf = (~torch.isfinite(grad_norm)).float()  # type: ignore[attr-defined]
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return grad_norm.detach()
-
     def _report(
         self,
         items: list[HiddenBatch],
         blocks: list[BlockBatch],
-        queue_wait_s: float,
-        rate: float,
+        rate_and_wait_s: tuple[float, float],
         scalars: Tensor,
     ) -> None:
+        rate, queue_wait_s = rate_and_wait_s
         cursor = self.state.cursor
         for item in items:
             cursor = cursor.take(item.batch.index)

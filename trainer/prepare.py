@@ -13,6 +13,7 @@ from trainer.drafter import DrafterConfig
 from trainer.drafter_worker import TORCH_DTYPES
 from trainer.embedded_target import default_cache_dir, embedded_target
 from trainer.geometry import drafter_config, layer_ids
+from trainer.prompts import answered_prompts
 from trainer.target import Target, locate
 
 EMBEDDED = "embedded"
@@ -45,19 +46,8 @@ def prepare(
     Raises:
         ValueError: a path, a key or a line of data that cannot be used, with the remedy.
     """
-    evaluation_path = None
-    if config.target.path == EMBEDDED:
-        embedded = embedded_target(default_cache_dir(environ), on_progress=say)
-        path, data_path = str(embedded.directory), Path(config.data.path or embedded.data_path)
-        evaluation_path = None if config.data.path else embedded.evaluation_path
-    elif config.data.path:
-        path, data_path = config.target.path, Path(config.data.path)
-    else:
-        raise ValueError(
-            "data.path is not set: give a JSONL file of conversations, for example one that "
-            "'dflash-train regenerate' wrote, with --set data.path=FILE"
-        )
-    target = load_target(config, path, device)
+    embedded = config.target.path == EMBEDDED and embedded_target(default_cache_dir(environ), on_progress=say)
+    target = load_target(config, str(embedded.directory) if embedded else config.target.path, device)
     geometry = drafter_config(target, config.drafter)
     reader = SampleReader(
         target.tokenizer,
@@ -65,19 +55,36 @@ def prepare(
         vocab_size=target.vocab_size,
         max_length=config.data.max_length,
     )
+    if config.data.path:
+        data_path = Path(config.data.path)
+    elif embedded:
+        data_path = embedded.data_path
+    else:
+        data_path = _answers(config, target, environ, say)
     say(f"reading {data_path}")
     dataset = reader.read(data_path)
     held_out: Sequence[Sample]
-    if evaluation_path is None:
-        samples, held_out = dataset.split(config.data.num_held_out, config.train.seed)
+    if embedded and not config.data.path:
+        samples, held_out = dataset.samples, reader.read(embedded.evaluation_path).samples
     else:
-        samples, held_out = dataset.samples, reader.read(evaluation_path).samples
+        samples, held_out = dataset.split(config.data.num_held_out, config.train.seed)
     return Materials(
         target=target,
         geometry=geometry,
         samples=samples,
         prompts=[sample.prompt_ids for sample in held_out],
         skipped=dataset.skipped,
+    )
+
+
+def _answers(config: TrainerConfig, target: Target, environ: Mapping[str, str], say: Callable[[str], None]) -> Path:
+    return answered_prompts(
+        target,
+        config.target.path,
+        default_cache_dir(environ),
+        num_prompts=config.data.num_prompts,
+        max_new_tokens=config.data.max_new_tokens,
+        on_progress=say,
     )
 
 

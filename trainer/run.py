@@ -7,6 +7,7 @@ behind; what is in it is replaced as a whole or not at all.
 
 import math
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from trainer.pipeline import Pipeline, device_of, num_threads
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
 from trainer.speculate import EvalReport
-from trainer.supervisor import Stop
+from trainer.supervisor import Stop, stop_on_signals
 
 CONFIG_FILE = "config.json"
 REPORT_FILE = "report.json"
@@ -62,40 +63,52 @@ class RunRequest:
     environ: Mapping[str, str]
     say: Callable[[str], None]
 
+    @property
+    def last_step(self) -> int:
+        """Where this session ends: the end of the schedule, or before it if that was asked for."""
+        return min(self.config.train.steps, self.max_steps or self.config.train.steps)
 
-def run(request: RunRequest, stop: Stop, start_s: float) -> Report | None:
-    """Carry out a run; None when a signal ended it early, after saving.
+
+def run(request: RunRequest, start_s: float) -> tuple[Report | None, int]:
+    """Carry out a run; returns its report, None when a signal ended it early after saving, and the exit status.
 
     Args:
         request: what is to be done.
-        stop: raised by signals.
         start_s: `time.monotonic()` at the start of the command.
 
     Raises:
         ValueError: something the user can mend.
     """
     config = request.config
-    last_step = min(config.train.steps, request.max_steps or config.train.steps)
-    store = CheckpointStore(request.out_dir, config.checkpoint.keep)
-    device_of(config.devices.drafters)
     # The main thread's own kernels: a share like any worker's, so that spinning threads never fight for a core.
     torch.set_num_threads(num_threads(config))
+    device_of(config.devices.drafters)
     materials = prepare(config, request.environ, request.say, device_of(config.devices.targets))
+    store = CheckpointStore(request.out_dir, config.checkpoint.keep)
     resumed = store.load_latest() if request.resume else None
     if resumed is not None:
         check_same_geometry(resumed, materials)
-    pipeline = Pipeline(config, materials, store, stop, last_step=last_step, resume=resumed)
+    stop = Stop()
+    pipeline = Pipeline(config, materials, store, stop, last_step=request.last_step, resume=resumed)
     exit_code = 1
     try:
         if config.telemetry.enabled:
             path = pipeline.start_telemetry(runtime_dir(request.environ))
             request.say(f"telemetry: {path}, every {config.telemetry.interval_s:g} s")
         _claim_directory(request)
-        report = _train_and_report(request, pipeline, materials, stop, start_s)
+        with stop_on_signals(stop, request.say):
+            train_seconds = _train(request, pipeline)
         exit_code = 0 if stop.signal is None else 128 + stop.signal
+        if stop.signal is not None:
+            step = pipeline.drafter_worker.state.step
+            request.say(f"saved at step {step}; continue with --resume --out {request.out_dir}")
+            return None, exit_code
+        return _report(request, pipeline, materials, (start_s, train_seconds)), exit_code
+    except KeyboardInterrupt:
+        exit_code = 128 + signal.SIGINT
+        raise
     finally:
         pipeline.close(exit_code)
-    return report
 
 
 def check_same_geometry(checkpoint: Checkpoint, materials: Materials) -> None:
@@ -115,17 +128,8 @@ def _claim_directory(request: RunRequest) -> None:
         raise ValueError(f"--out {request.out_dir}: {error.strerror}; choose a writable directory") from error
 
 
-def _train_and_report(
-    request: RunRequest, pipeline: Pipeline, materials: Materials, stop: Stop, start_s: float
-) -> Report | None:
-    first_step = pipeline.drafter_worker.state.step
-    train_start_s = time.monotonic()
-    _train(request, pipeline, first_step)
-    train_seconds = time.monotonic() - train_start_s
-    if stop.signal is not None:
-        step = pipeline.drafter_worker.state.step
-        request.say(f"saved at step {step}; continue with --resume --out {request.out_dir}")
-        return None
+def _report(request: RunRequest, pipeline: Pipeline, materials: Materials, timing: tuple[float, float]) -> Report:
+    start_s, train_seconds = timing
     drafter = pipeline.drafter_worker.drafter
     exported = request.out_dir / EXPORT_DIR
     # An earlier session of this run may have ended here already, at fewer steps.
@@ -152,9 +156,10 @@ def _train_and_report(
     return report
 
 
-def _train(request: RunRequest, pipeline: Pipeline, first_step: int) -> None:
-    last_step = min(request.config.train.steps, request.max_steps or request.config.train.steps)
-    progress = Progress(first_step, last_step)
+def _train(request: RunRequest, pipeline: Pipeline) -> float:
+    """Train to the end or to a stop, with progress; returns the seconds it took."""
+    start_s = time.monotonic()
+    progress = Progress(pipeline.drafter_worker.state.step, request.last_step)
 
     def show(*, force: bool = False) -> None:
         latest = pipeline.mailbox.latest
@@ -167,6 +172,7 @@ def _train(request: RunRequest, pipeline: Pipeline, first_step: int) -> None:
         show(force=True)
     finally:
         progress.close()
+    return time.monotonic() - start_s
 
 
 def _evaluate(request: RunRequest, pipeline: Pipeline, materials: Materials) -> EvalReport | None:

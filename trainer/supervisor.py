@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
+from shared.thread_name import name_this_thread
 from trainer.hidden_queue import QueueClosedError
 
 JOIN_TIMEOUT_S = 60.0
@@ -58,7 +59,8 @@ class Supervisor:
             TimeoutError: a worker did not end in time after the stop.
         """
         threads = [
-            threading.Thread(target=self._guard, args=(work,), name=name, daemon=True) for name, work in workers.items()
+            threading.Thread(target=self._guard, args=(name, work), name=name, daemon=True)
+            for name, work in workers.items()
         ]
         for thread in threads:
             thread.start()
@@ -75,7 +77,8 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _guard(self, name: str, work: Callable[[], None]) -> None:
+        name_this_thread(name)
         try:
             work()
         except QueueClosedError:

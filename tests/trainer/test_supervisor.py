@@ -3,6 +3,7 @@
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,18 @@ def test_run_ends_when_all_workers_have() -> None:
 
     assert watched.is_set()
     assert not stop.requested()
+
+
+def test_workers_carry_their_names_in_the_kernel() -> None:
+    """What the kernel calls a worker's thread is the worker's name."""
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.append(Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip())
+
+    Supervisor(Stop(), lambda: None).run({"target-0": look}, watch=lambda: None)
+
+    assert seen == ["target-0"]
 
 
 def test_hung_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,53 @@
+# Every target sets up what it needs. PRESET= and ARGS= are passed on by `train`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PRESET ?= embedded
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help train sidecar test check format clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+train: $(VENV)/.trainer ## Train a drafter, with a sidecar beside it unless one already runs
+	@$(BIN)/dflash-sidecar start || echo "training goes on without a sidecar" >&2
+	$(BIN)/dflash-train --preset $(PRESET) $(ARGS)
+
+sidecar: $(VENV)/.trainer ## Run a sidecar in the foreground
+	$(BIN)/dflash-sidecar run $(ARGS)
+
+test: $(VENV)/.dev ## Run the whole test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev ## Lint, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove the environment and caches, not your runs
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/.trainer: pyproject.toml | $(BIN)/python
+	@echo "installing packages into $(VENV) (about a minute)"
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable '.[trainer,sidecar,gguf]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.trainer
+	$(BIN)/pip install --quiet --group dev
+	# The reference model pins other versions of what it needs; it runs with ours.
+	$(BIN)/pip install --quiet --no-deps dflash==0.1.0
+	@touch $@

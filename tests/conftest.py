@@ -1,0 +1,29 @@
+"""Fixtures for every test."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded target made small: a real model directory with data, built in a second."""
+    from trainer.embedded_target import EmbeddedRecipe, embedded_target  # noqa: PLC0415 - torch only where needed
+
+    recipe = EmbeddedRecipe(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_layers=4,
+        head_dim=16,
+        max_positions=128,
+        num_steps=12,
+        batch_size=4,
+        window=48,
+        num_samples=64,
+        num_evaluation_prompts=4,
+        prompt_tokens=12,
+        response_tokens=24,
+        generation_batch_size=64,
+    )
+    return embedded_target(tmp_path_factory.mktemp("cache"), recipe).directory

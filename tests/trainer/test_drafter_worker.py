@@ -1,0 +1,15 @@
+"""The drafter worker's schedule."""
+
+import pytest
+
+from trainer.config import TrainConfig
+from trainer.drafter_worker import learning_rate
+
+
+def test_schedule_warms_up_and_falls_to_zero() -> None:
+    """Linear to the peak over the warm-up, half way down in the middle of the rest, zero at the end."""
+    settings = TrainConfig(steps=100, warmup_ratio=0.1, learning_rate=2.0)
+
+    rates = [learning_rate(step, settings) for step in (0, 9, 10, 55, 100)]
+
+    assert rates == pytest.approx([0.2, 2.0, 2.0, 1.0, 0.0])

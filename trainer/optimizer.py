@@ -1,0 +1,82 @@
+"""The drafter's optimizer: AdamW, or Muon for the matrices with AdamW for the rest.
+
+Muon orthogonalises a matrix's momentum before it is applied, so that no few directions take up the whole update. On the
+embedded target it reaches in 100 steps an acceptance length that AdamW does not reach in 300. Its steps are scaled to
+the size that AdamW's would have, so one learning rate serves both. It costs five small matrix products per
+parameter and step, and half of AdamW's memory.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+OptimizerName = Literal["adamw", "muon"]
+MUON_MOMENTUM = 0.95
+
+
+class DrafterOptimizer:
+    """Updates a drafter without ever asking its device for a value.
+
+    Args:
+        drafter: Its float32 parameters are updated in place.
+        name: `adamw` for all parameters, or `muon` for matrices and AdamW for the norms' weights.
+        weight_decay: Decoupled, for all parameters.
+    """
+
+    def __init__(self, drafter: nn.Module, name: OptimizerName, *, weight_decay: float) -> None:
+        parameters = list(drafter.parameters())
+        self._matrices = [p for p in parameters if name == "muon" and p.ndim == 2]  # noqa: PLR2004 - rows and columns
+        others = [p for p in parameters if name == "adamw" or p.ndim != 2]  # noqa: PLR2004 - the same
+        self._adamw = torch.optim.AdamW(others, weight_decay=weight_decay, fused=True)
+        self._muon = (
+            torch.optim.Muon(
+                self._matrices, weight_decay=weight_decay, momentum=MUON_MOMENTUM, adjust_lr_fn="match_rms_adamw"
+            )
+            if self._matrices
+            else None
+        )
+
+    def step(self, learning_rate: float, grad_norm: Tensor) -> None:
+        """Update the parameters and drop their gradients.
+
+        With AdamW a gradient that is not finite leaves the parameters as they are. With Muon it is taken for zero, so
+        that the matrices move once more by their momentum alone.
+
+        Args:
+            learning_rate: For this step.
+            grad_norm: Norm of all gradients together, a scalar on their device.
+        """
+        finite = torch.isfinite(grad_norm)
+        # The fused kernel skips the update by itself when this is 1, as it does for a GradScaler.
+        self._adamw.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        for parameter in self._matrices:
+            assert parameter.grad is not None
+            parameter.grad.masked_fill_(~finite, 0.0)
+        for optimizer in self._parts().values():
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return everything needed to continue, for `torch.save`."""
+        return {name: optimizer.state_dict() for name, optimizer in self._parts().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned.
+
+        Raises:
+            ValueError: The state is of another kind of optimizer.
+        """
+        parts = self._parts()
+        if state.keys() != parts.keys():
+            raise ValueError(
+                f"the checkpoint was made with {' and '.join(sorted(state))}, "
+                f"train.optimizer asks for {' and '.join(sorted(parts))}; resume with the optimizer it was made with"
+            )
+        for name, optimizer in parts.items():
+            optimizer.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, torch.optim.Optimizer]:
+        return {"adamw": self._adamw} | ({} if self._muon is None else {"muon": self._muon})
