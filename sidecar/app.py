@@ -151,5 +151,4 @@ def _push(arguments: argparse.Namespace) -> int:
     from sidecar.commands import push  # noqa: PLC0415 - see the module docstring
 
     config = _config(arguments)
-    print(push(config, state_dir(config, os.environ)))
-    return 0
+    return push(config, state_dir(config, os.environ))

@@ -9,7 +9,9 @@ from shared.endpoint import runtime_dir
 from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
 from sidecar.definitions import load
+from sidecar.outlet import SPOOL_NAME, wandb_settings
 from sidecar.publication import CATALOGUE
+from sidecar.sinks.wandb_push import push as upload
 from sidecar.state_dir import StateDir
 
 
@@ -33,6 +35,16 @@ def check(file: Path) -> str:
     accepted = load(file, CATALOGUE)
     num_wandb = sum(definition.wandb is not None for definition in accepted.definitions)
     return f"{file}: {len(accepted.definitions)} metrics, {num_wandb} of them for W&B, digest {accepted.digest}: good"
+
+
+def push(config: SidecarConfig, path: Path) -> int:
+    """Upload what waits in the spool; no sidecar may be using it."""
+    _log_to_stderr()
+    state = StateDir(path)
+    try:
+        return upload(path / SPOOL_NAME, wandb_settings(config.wandb), os.environ, print)
+    finally:
+        state.close()
 
 
 def _log_to_stderr() -> None:

@@ -37,6 +37,7 @@ class WandbConfig(msgspec.Struct, frozen=True, kw_only=True):
     project: Annotated[str, Meta(min_length=1, description="W&B project.")] = "dflash"
     entity: Annotated[str, Meta(description="W&B entity; empty takes the account's own.")] = ""
     interval_s: Annotated[float, Meta(gt=0, description="Time between telemetry rows (s).")] = 15.0
+    transmit_interval_s: Annotated[int, Meta(ge=1, description="Time between uploads (s).")] = 15
 
 
 class CollectorConfig(msgspec.Struct, frozen=True, kw_only=True):

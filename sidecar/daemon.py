@@ -103,7 +103,7 @@ class Daemon:
                 CATALOGUE,
                 lambda outcome: self._journal.count("reloads", outcome),
             )
-            self._outlet = WandbOutlet(config.wandb, state_dir.path, self._journal, self._row_values)
+            self._outlet = WandbOutlet(config.wandb, state_dir.path, self._journal, self._row_values, environ)
             stack.callback(self._outlet.close)
             self._pipeline = Pipeline(self._journal, self._outlet.row_feed)
             self._collectors = CollectorRunner(
@@ -201,6 +201,7 @@ class Daemon:
         if now_s >= self._next_trim_s:
             bounds = self._config.journal
             more = self._journal.trim(time.time() - bounds.max_age_s, bounds.max_bytes)
+            self._outlet.prune(bounds.max_age_s)
             self._next_trim_s = now_s if more else now_s + TRIM_INTERVAL_S
 
     def _window_s(self) -> float:

@@ -69,12 +69,12 @@ class WandbSupervisor:
         """What the last tick found."""
         return self._state
 
-    def close(self) -> None:
-        """Let the child send what it has in hand, for at most the finish timeout, and end it."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Let the child send what it has in hand, by default for as long as it may take to finish, and end it."""
         if self._child is not None:
             self._child.process.terminate()
             try:
-                self._child.process.wait(self._settings.finish_timeout_s + 1.0)
+                self._child.process.wait(self._settings.finish_timeout_s + 1.0 if timeout_s is None else timeout_s)
             except subprocess.TimeoutExpired:
                 self._child.process.kill()
                 self._child.process.wait()
