@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_wandb import FakeWandb
-from prometheus_server import prometheus_scraping
-from sidecar_process import ROOT, Place, wait_for
+from fake_wandb import FakeWandb, Run
+from prometheus_server import PrometheusServer, prometheus_scraping
+from sidecar_process import ROOT, Place, Sidecar, wait_for
 
 NEW_METRIC = """
 [[metric]]
@@ -65,7 +65,7 @@ def test_metric_is_added_to_a_living_run(
 
     Result: the same training PID; the metric is there at once; no counter fell in Prometheus; W&B has every step once.
     """
-    place.environ |= wandb_server.environment()
+    place.environ |= wandb_server.environment
     definitions = tmp_path / "metrics.toml"
     shutil.copy(ROOT / "sidecar" / "metrics.toml", definitions)
     options = ("--definitions", str(definitions), "--set=wandb.mode=online", "--set=wandb.interval_s=1")
@@ -73,29 +73,36 @@ def test_metric_is_added_to_a_living_run(
     sidecar = place.sidecar(*options)
     port = int(sidecar.url.rsplit(":", 1)[1])
     with prometheus_scraping(port, tmp_path) as prometheus:
-        wait_for(lambda: steps_of(sidecar.status()) > 40, "training", timeout_s=60)
+        wait_for(lambda: steps_of(sidecar) > 40, "training", timeout_s=60)
         wait_for(lambda: bool(prometheus.values("dflash_steps_total > 40")), "a scrape", timeout_s=30)
-
         with definitions.open("a") as file:
             file.write(NEW_METRIC)
         sidecar.process.send_signal(number)
         sidecar.process.wait()
         sidecar = place.sidecar(*options, port=port)
-
         assert sidecar.metrics()["dflash_tokens_per_step"] > 0
         assert sidecar.status()["trainers"][0]["pid"] == trainer.pid
-        step_at_restart = steps_of(sidecar.status())
-        wait_for(lambda: steps_of(sidecar.status()) > step_at_restart + 40, "more steps", timeout_s=60)
+        step_at_restart = steps_of(sidecar)
+        wait_for(lambda: steps_of(sidecar) > step_at_restart + 40, "more steps", timeout_s=60)
         wait_for(lambda: bool(prometheus.values("dflash_tokens_per_step")), "a scrape", timeout_s=30)
-        fell = prometheus.values('{__name__=~"dflash_(steps|tokens|batches|phase|queue|anchors).*_total"}[5m]')
-        assert len(fell) > 20
-        assert [values for values in fell if values != sorted(values)] == []
+        assert_no_counter_fell(prometheus)
 
     assert trainer.poll() is None
     trainer.terminate()
     assert trainer.wait(30) == 128 + signal.SIGTERM
     last_step = int((tmp_path / "run/checkpoints/latest").read_text().removeprefix("step-"))
-    run = wandb_server.run(RUN_ID)
+    assert_every_step_once(wandb_server.run(RUN_ID), last_step)
+
+
+def assert_no_counter_fell(prometheus: PrometheusServer) -> None:
+    """As Prometheus has them, the trainer's counters only ever rose."""
+    counters = prometheus.values('{__name__=~"dflash_(steps|tokens|batches|phase|queue|anchors).*_total"}[5m]')
+    assert len(counters) > 20
+    assert [values for values in counters if values != sorted(values)] == []
+
+
+def assert_every_step_once(run: Run, last_step: int) -> None:
+    """When W&B has seen the end, it has every step once, in order, and the new metric."""
     wait_for(lambda: run.state != "running", "W&B to have everything", timeout_s=60)
     rows = run.history
     assert [row["_step"] for row in rows] == list(range(len(rows)))
@@ -119,8 +126,7 @@ def test_weights_do_not_depend_on_the_sidecar(small_target: Path, place: Place, 
     assert results[0] == results[1]
 
 
-def steps_of(status: dict[str, object]) -> int:
+def steps_of(sidecar: Sidecar) -> int:
     """The step of the only trainer, 0 before it is known."""
-    trainers = status["trainers"]
-    assert isinstance(trainers, list)
+    trainers = sidecar.status()["trainers"]
     return int(trainers[0]["step"] or 0) if trainers else 0
