@@ -3,6 +3,9 @@
 import os
 import select
 
+_PIPE_BYTES = 1 << 20
+"""More than a pipe holds: one read takes every ring."""
+
 
 class Alarm:
     """A sleep that `ring` ends early. A pipe, because that is all a signal handler may safely touch."""
@@ -20,7 +23,7 @@ class Alarm:
     def sleep(self, timeout_s: float) -> None:
         """Sleep until the timeout or the next ring."""
         if select.select([self._reader], [], [], max(timeout_s, 0.0))[0]:
-            os.read(self._reader, 4096)
+            os.read(self._reader, _PIPE_BYTES)
 
     def close(self) -> None:
         """Give the pipe back."""
