@@ -49,7 +49,7 @@ def fetch_status(config: SidecarConfig, path: Path) -> tuple[str, StatusDocument
 def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
     """Start a sidecar of its own life unless one is there already; returns who it is, once it answers."""
     if (running := _running(config, path)) is not None:
-        return f"sidecar already running: pid {running.pid}, {running.url}"
+        return f"sidecar already running: pid {running.pid}, {running.url or 'about to answer'}"
     log = path / LOG_NAME
     try:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)

@@ -42,6 +42,9 @@ from sidecar.wake import Alarm
 JOURNAL_NAME = "journal.sqlite"
 CATCH_UP_S = 2.0
 """How long the first scrape may wait for the past to be read again."""
+FIRST_READINGS_S = 0.2
+"""How long it may wait for host, process and GPU."""
+NUM_COLLECTORS = 3
 TRIM_INTERVAL_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
 HISTORY_MARGIN_S = 60.0
@@ -153,11 +156,15 @@ class Daemon:
 
     def _start(self) -> None:
         self._receiver.start()
-        self._collectors.start()
         self._pipeline.open(self._window_s())
         deadline_s = time.monotonic() + CATCH_UP_S
+        self._pipeline.turn(CATCH_UP_S / 4)
+        self._collectors.start()  # only now, because from here on the pipeline knows the trainers' processes
         while not self._pipeline.is_caught_up and time.monotonic() < deadline_s and not self._should_stop:
             self._pipeline.turn(CATCH_UP_S / 4)
+        deadline_s = time.monotonic() + FIRST_READINGS_S
+        while len(self._collectors.latest()) < NUM_COLLECTORS and time.monotonic() < deadline_s:
+            self._alarm.sleep(FIRST_READINGS_S / 20)
         self._publication.publish(self._sink, self._collectors.latest())
         self._http.start()
         self._is_ready = True

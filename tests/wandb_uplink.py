@@ -1,0 +1,125 @@
+"""Drives a spool and its supervisor against the stand-in server, as the daemon's main loop would."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fake_wandb import FakeWandb
+
+from sidecar.sinks.wandb_settings import WandbSettings
+from sidecar.sinks.wandb_spool import Cursor, Row, Spool
+from sidecar.sinks.wandb_supervisor import SinkState, WandbSupervisor
+
+ROOT = Path(__file__).parent.parent
+FAST = WandbSettings(
+    transmit_interval_s=1,
+    init_timeout_s=15.0,
+    finish_timeout_s=5.0,
+    min_backoff_s=0.1,
+    max_backoff_s=0.5,
+    refused_backoff_s=0.5,
+)
+
+
+def child_basis(server: FakeWandb) -> dict[str, str]:
+    """An environment in which wandb uses the server and Python finds our packages."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    return ours | server.environment | {"PYTHONPATH": str(ROOT)}
+
+
+def row(index: int) -> Row:
+    """The row that belongs to a number."""
+    return {
+        "train/step": 10 * index,
+        "train/loss": 1.0 / (index + 1),
+        "time/elapsed_s": float(index),
+        "_timestamp": 1e9 + index,
+    }
+
+
+class Uplink:
+    """One run of a spool, and a supervisor that is ticked.
+
+    Args:
+        directory: the state directory.
+        environ: the sidecar's environment.
+        settings: changes to `FAST`.
+    """
+
+    def __init__(self, directory: Path, environ: Mapping[str, str], **settings: Any) -> None:
+        self.path = directory / "spool.db"
+        self.spool = Spool(self.path)
+        self.environ = environ
+        self.settings = msgspec.structs.replace(FAST, **settings)
+        self.supervisor = WandbSupervisor(self.path, self.settings, environ)
+        self.states: list[SinkState] = []
+        self.slowest_tick_s = 0.0
+
+    def add(self, num_rows: int, run_id: str = "run") -> None:
+        """Append the next rows of a run."""
+        first = self.spool.num_rows(run_id)
+        rows = [row(index) for index in range(first, first + num_rows)]
+        self.spool.append(run_id, f"{run_id}-session", Cursor(first + num_rows - 1), rows)
+
+    def end(self, exit_code: int, run_id: str = "run") -> None:
+        """Say goodbye."""
+        self.spool.finish(run_id, f"{run_id}-session", exit_code)
+
+    def drive(self, until: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        """Tick until the condition holds."""
+        deadline_s = time.monotonic() + timeout_s
+        while not until():
+            assert time.monotonic() < deadline_s, self.states[-3:]
+            self.tick()
+            time.sleep(0.02)
+
+    def drive_for(self, duration_s: float) -> None:
+        """Tick for a while."""
+        end_s = time.monotonic() + duration_s
+        self.drive(lambda: time.monotonic() > end_s)
+
+    def drive_to_sent(self) -> None:
+        """Tick until a child runs and has been handed every row."""
+        self.drive(lambda: self.state.state == "running" and self.state.lag_records == 0)
+
+    def drive_to_idle(self, timeout_s: float = 20.0) -> None:
+        """Tick until there is nothing left to do."""
+        self.drive(lambda: self.child_pid is None and self.state.state == "idle", timeout_s)
+
+    def tick(self) -> None:
+        """One turn of the daemon's main loop."""
+        started_s = time.monotonic()
+        self.supervisor.tick(started_s)
+        self.slowest_tick_s = max(self.slowest_tick_s, time.monotonic() - started_s)
+        if not self.states or self.states[-1] != self.supervisor.state():
+            self.states.append(self.supervisor.state())
+
+    @property
+    def state(self) -> SinkState:
+        """The newest state."""
+        return self.states[-1] if self.states else SinkState("", 0)
+
+    @property
+    def child_pid(self) -> int | None:
+        """The uploading process."""
+        child = self.supervisor._child
+        return None if child is None else child.process.pid
+
+    def signal_child(self, number: signal.Signals) -> None:
+        """Do something to the uploading process."""
+        assert self.child_pid is not None
+        os.kill(self.child_pid, number)
+
+    def restart(self) -> None:
+        """Restart the sidecar in an orderly way."""
+        self.supervisor.close()
+        self.supervisor = WandbSupervisor(self.path, self.settings, self.environ)
+
+    def close(self) -> None:
+        """End everything."""
+        self.supervisor.close()
+        self.spool.close()
