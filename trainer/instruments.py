@@ -100,6 +100,11 @@ class StepMailbox:
         self.latest: Step | None = None
         """The newest step that has been collected."""
 
+    @property
+    def num_pending(self) -> int:
+        """Steps that have been posted and not collected; any thread may read it."""
+        return len(self._pending)
+
     def post(self, facts: StepFacts, scalars: Tensor) -> None:
         """Hand over a step; never waits.
 
