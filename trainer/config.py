@@ -78,10 +78,6 @@ class DrafterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     num_attention_heads: Annotated[int, Meta(ge=0, description="0 takes the target's")] = 0
     num_key_value_heads: Annotated[int, Meta(ge=0, description="0 takes the target's")] = 0
     head_dim: Annotated[int, Meta(ge=0, description="0 takes the target's")] = 0
-    norm_init: Annotated[
-        Literal["ones", "target"],
-        Meta(description="what the last norm starts from; target's own begins with logits of the right size"),
-    ] = "ones"
     mask_token_id: Annotated[
         int | None, Meta(description="token fed in masked slots; unset takes the tokenizer's or an unused row")
     ] = None

@@ -29,7 +29,6 @@ from trainer.instruments import StepMailbox
 from trainer.prepare import Materials
 from trainer.pulled_metrics import AllocatorMetrics, QueueMetrics, RingMetrics
 from trainer.supervisor import Stop, Supervisor
-from trainer.target import Target
 from trainer.target_worker import HiddenBatch, TargetWorker
 
 NUM_WORKERS = 2
@@ -154,10 +153,7 @@ class Pipeline:
     def _make_drafter_worker(self, last_step: int) -> DrafterWorker:
         config, target, device = self.config, self._materials.target, self._drafter_device
         generator = torch.Generator().manual_seed(config.train.seed)
-        drafter = Drafter(self._materials.geometry, generator)
-        if config.drafter.norm_init == "target":
-            _copy_final_norm(target, drafter)
-        drafter = drafter.to(device)
+        drafter = Drafter(self._materials.geometry, generator).to(device)
         compute_dtype = TORCH_DTYPES[config.train.dtype]
         borrowed = Borrowed(
             embedding_weight=target.embedding_weight.detach().to(device, compute_dtype),
@@ -221,14 +217,6 @@ def device_of(indices: tuple[int, ...]) -> torch.device:
 def num_threads(config: TrainerConfig) -> int:
     """Threads of each worker's CPU kernels: those set, else an equal share of the cores."""
     return config.devices.cpu_threads or max(1, len(os.sched_getaffinity(0)) // NUM_WORKERS)
-
-
-def _copy_final_norm(target: Target, drafter: Drafter) -> None:
-    weight = target.final_norm_weight
-    if weight is None:
-        raise ValueError("drafter.norm_init=target: the target has no final norm to start from; use ones")
-    with torch.no_grad():
-        drafter.norm.weight.copy_(weight)
 
 
 def _uuid(device: torch.device) -> str:

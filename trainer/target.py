@@ -152,12 +152,6 @@ class Target:
         return self._head.weight
 
     @property
-    def final_norm_weight(self) -> Tensor | None:
-        """Weight [H] of the norm before the head; None where the model has none of the usual name and shape."""
-        weight = getattr(getattr(self._decoder, "norm", None), "weight", None)
-        return weight if isinstance(weight, Tensor) and weight.shape == (self.hidden_size,) else None
-
-    @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a response: the generation settings', the model's and the tokenizer's together."""
         found: set[int] = set()
