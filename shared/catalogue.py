@@ -45,6 +45,7 @@ TRAINER_FAMILIES = (
     Family("dflash_cuda_allocator_ooms_total", "counter", "Out-of-memory errors of the allocator.", ("device",)),
     Family("dflash_telemetry_ring_records", "gauge", "Records the trainer can still replay."),
     Family("dflash_telemetry_ring_bytes", "gauge", "Bytes of records the trainer can still replay."),
+    Family("dflash_telemetry_dropped_steps_total", "counter", "Steps that were not published: nobody collected them."),
     Family("dflash_telemetry_cpu_seconds_total", "counter", "CPU time of the trainer's telemetry thread."),
 )
 

@@ -156,7 +156,8 @@ class Publisher:
         """Bind and start the thread; call it before other threads exist, since binding sets the umask."""
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        # Every subscription and every end of one is reported, not only the first and the last of a topic.
+        self._socket.setsockopt(zmq.XPUB_VERBOSER, 1)
         _bind_group_writable(self._socket, self._path)
         self._thread.start()
 
@@ -169,7 +170,9 @@ class Publisher:
         self.event("goodbye", exit_code=exit_code)
         self._stopping.set()
         self._thread.join(timeout=self._linger_s + 5.0)
-        self._context.destroy(linger=0)
+        if not self._thread.is_alive():
+            # Else the thread still uses the socket, and both die with the process.
+            self._context.destroy(linger=0)
 
     def _run(self) -> None:
         name_this_thread("telemetry")

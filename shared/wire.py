@@ -19,6 +19,7 @@ from shared.schema import Schema
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 MAX_TOPIC_BYTES = 200
+MAX_SEQ = 2**53
 
 TOPIC_HELLO = b"hello"
 TOPIC_SNAP = b"snap"
@@ -29,7 +30,7 @@ REPLAY_PREFIX = b"replay/"
 
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
-Seq = Annotated[int, Meta(ge=0, lt=2**53)]
+Seq = Annotated[int, Meta(ge=0, lt=MAX_SEQ)]
 Scalar = str | int | float | bool | None
 
 
@@ -145,9 +146,12 @@ class ReplayRequest(msgspec.Struct, frozen=True):
             raise FrameError("bad_topic", "not replay/SESSION/FIRST/END/NONCE")
         try:
             session, nonce = parts[1].decode("ascii"), parts[4].decode("ascii")
-            return cls(session=session, first=int(parts[2]), end=int(parts[3]), nonce=nonce)
+            first, end = int(parts[2]), int(parts[3])
         except ValueError as error:
             raise FrameError("bad_topic", str(error)) from error
+        if not 0 <= first <= end < MAX_SEQ:
+            raise FrameError("bad_topic", f"no such range: {first} to {end}")
+        return cls(session=session, first=first, end=end, nonce=nonce)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

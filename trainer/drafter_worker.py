@@ -25,7 +25,7 @@ from trainer.checkpoint import Checkpoint, TrainState
 from trainer.config import TrainConfig
 from trainer.drafter import Drafter
 from trainer.hidden_queue import Receiver
-from trainer.instruments import PhaseTimers, StepFacts, StepMailbox
+from trainer.instruments import PhaseTimers, StepFacts, StepMailbox, own_thread
 from trainer.loss import DrafterLoss, drafter_loss
 from trainer.optimizer import DrafterOptimizer
 from trainer.supervisor import Stop
@@ -135,7 +135,7 @@ class DrafterWorker:
 
     def run(self) -> None:
         """Step until the plan ends or a stop is requested, then save; the thread's main function."""
-        torch.set_num_threads(self._num_threads)
+        own_thread(self._device, self._num_threads)
         self.drafter.train()
         saved_step = self.state.step
         with self._receiver:

@@ -21,6 +21,18 @@ MAILBOX_STEPS = 100_000
 """Steps that may wait to be collected; at one step a millisecond this is more than a minute of a stalled reader."""
 
 
+def own_thread(device: torch.device, num_threads: int) -> None:
+    """Prepare the calling thread for a device: events are recorded on a thread's current GPU, not on a tensor's.
+
+    Args:
+        device: what the thread works on.
+        num_threads: of CPU kernels called from it.
+    """
+    torch.set_num_threads(num_threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 class PhaseTimers:
     """Seconds and calls per phase of one worker. One thread only, except for `collect`.
 
@@ -92,9 +104,11 @@ class StepMailbox:
 
     Args:
         skipped: counts steps whose gradient was not finite, which the optimizer left out.
+        dropped: counts steps that fell out because nobody collected them.
     """
 
-    def __init__(self, skipped: Counter) -> None:
+    def __init__(self, skipped: Counter, dropped: Counter) -> None:
+        self._dropped = dropped
         self._pending: deque[tuple[StepFacts, Tensor, torch.cuda.Event | None]] = deque(maxlen=MAILBOX_STEPS)
         self._skipped = skipped
         self.latest: Step | None = None
@@ -112,6 +126,8 @@ class StepMailbox:
             facts: known on the host.
             scalars: [3 + K-1] on any device: loss, gradient norm, simulated acceptance length, accuracy per position.
         """
+        if len(self._pending) == MAILBOX_STEPS:
+            self._dropped.add()
         if scalars.device.type != "cuda":
             self._pending.append((facts, scalars, None))
             return

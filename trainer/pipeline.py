@@ -65,7 +65,10 @@ class Pipeline:
         self._stop = stop
         self._cells = Cells(TRAINER_FAMILIES)
         self._cleanup = ExitStack()
-        self.mailbox = StepMailbox(self._cells.counter("dflash_samples_skipped_total", reason="nonfinite_gradient"))
+        self.mailbox = StepMailbox(
+            skipped=self._cells.counter("dflash_samples_skipped_total", reason="nonfinite_gradient"),
+            dropped=self._cells.counter("dflash_telemetry_dropped_steps_total"),
+        )
         self._count_skipped(materials.skipped)
         taken = resume.state.cursor.num_taken if resume else 0
         self.queue: HiddenQueue[HiddenBatch] = HiddenQueue(

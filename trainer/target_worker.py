@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.cells import Cells
 from trainer.batches import Batch, Batches
 from trainer.hidden_queue import Sender
-from trainer.instruments import PhaseTimers
+from trainer.instruments import PhaseTimers, own_thread
 from trainer.supervisor import Stop
 from trainer.target import Target
 
@@ -100,7 +100,7 @@ class TargetWorker:
 
     def run(self) -> None:
         """Work until the batches end or a stop is requested; the thread's main function."""
-        torch.set_num_threads(self._num_threads)
+        own_thread(self._target.device, self._num_threads)
         phase = self.timers.phase
         with self._sender:
             for index in self._indices:

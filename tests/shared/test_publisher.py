@@ -95,6 +95,52 @@ def test_replay_returns_exactly_what_was_asked_for(publisher: tuple[Publisher, C
     assert not any(isinstance(message, ReplayChunk) for message in heard)
 
 
+@pytest.mark.parametrize(
+    "topic",
+    [
+        b"replay/s1/99999999999999999999999/99999999999999999999999/n",
+        b"replay/s1/5/2/n",
+        b"replay/s1/-1/4/n",
+        b"replay/s1/x/4/n",
+        b"replay/other/0/4/n",
+        b"replay/\xff\xfe/0/4/n",
+        b"replay/" + b"9" * 500,
+        b"\x00\x01\x02",
+    ],
+)
+def test_senseless_requests_change_nothing(publisher: tuple[Publisher, Cells, Path], topic: bytes) -> None:
+    """A subscription that is no request is not answered, and snapshots go on."""
+    asker, bystander = Subscriber(publisher[2], (topic,)), Subscriber(publisher[2])
+    bystander.until(Snap)
+    time.sleep(0.1)
+
+    later = [message for _ in range(3) for message in bystander.until(Snap)]
+    answers = asker.socket.poll(50)
+    asker.close()
+    bystander.close()
+
+    assert any(isinstance(message, Snap) for message in later)
+    assert answers == 0
+
+
+def test_absent_subscriber_delays_the_end_by_the_linger_at_most(tmp_path: Path) -> None:
+    """1. A subscriber comes and goes like a restarting sidecar. 2. The run ends. Result: a wait, but a short one."""
+    path = socket_path(tmp_path, "run", 0)
+    with EndpointClaim(path):
+        identity = Identity(run_id="run", session="s1", pid=1, start_time_s=1.0)
+        publisher = Publisher(cells=Cells(()), identity=identity, path=path, interval_s=0.05, linger_s=1.0)
+        publisher.start()
+        for _ in range(3):
+            subscriber = Subscriber(path)
+            subscriber.until(Hello)
+            subscriber.close()
+        time.sleep(0.3)
+        started_s = time.monotonic()
+        publisher.close(0)
+
+    assert 0.9 < time.monotonic() - started_s < 2.0
+
+
 def test_goodbye_is_the_last_record(tmp_path: Path) -> None:
     """Closing sends the queued events, a goodbye with the exit code, a last snapshot, and a hello that counts them."""
     cells = Cells(TRAINER_FAMILIES)

@@ -97,6 +97,24 @@ def test_resumed_run_ends_like_one_never_stopped(small_target: Path, tmp_path: P
     assert_same_weights(tmp_path / "whole", broken)
 
 
+def test_bf16_sliding_layers_and_muon_resume_too(small_target: Path, tmp_path: Path) -> None:
+    """The same holds for bf16 on both sides, sliding layers and Muon; weights on disk are fp32."""
+    extra = (
+        "--set=train.dtype=bfloat16",
+        "--set=target.dtype=bfloat16",
+        "--set=train.optimizer=muon",
+        '--set=drafter.layer_types=["sliding_attention", "full_attention"]',
+        "--set=drafter.sliding_window=8",
+    )
+    main(arguments(small_target, tmp_path / "whole", *extra))
+    main(arguments(small_target, tmp_path / "broken", "--max-steps", "5", *extra))
+    assert main(["--resume", "--out", str(tmp_path / "broken")]) == 0
+
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken")
+    assert {tensor.dtype for tensor in weights(tmp_path / "whole").values()} == {torch.float32}
+    assert json.loads((tmp_path / "whole" / "report.json").read_text())["lossless"] is True
+
+
 def test_accumulated_batches_resume_too(small_target: Path, tmp_path: Path) -> None:
     """With two batches a step the data cursor still points to what was not trained on."""
     extra = ("--set=train.accumulate=2",)
@@ -126,6 +144,26 @@ def test_signal_saves_and_resume_loses_nothing(small_target: Path, tmp_path: Pat
     assert 4 <= stopped_at < 400
     main(["--resume", "--out", str(broken), "--max-steps", str(stopped_at + 5)])
     main(arguments(small_target, whole, steps, "--max-steps", str(stopped_at + 5)))
+    assert_same_weights(broken, whole)
+
+
+def test_kill_while_saving_never_spoils_a_run(small_target: Path, tmp_path: Path) -> None:
+    """Killed -9 again and again while it saves after every step, a run always resumes and ends like an unbroken one."""
+    settings = ("--set=train.steps=120", "--set=checkpoint.every_steps=1", "--set=evaluation.num_prompts=0")
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    command = [sys.executable, "-m", "trainer.app"]
+    main(arguments(small_target, broken, "--max-steps", "1", *settings))
+    latest = broken / "checkpoints" / "latest"
+    for num_steps in (3, 7, 2, 5):
+        before = int(latest.read_text().removeprefix("step-"))
+        with subprocess.Popen([*command, "--resume", "--out", str(broken)], stdout=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 60
+            while int(latest.read_text().removeprefix("step-")) < before + num_steps and time.monotonic() < deadline:
+                time.sleep(0.001)
+            process.kill()
+    assert main(["--resume", "--out", str(broken)]) == 0
+    main(arguments(small_target, whole, *settings))
+
     assert_same_weights(broken, whole)
 
 
@@ -229,6 +267,20 @@ def test_unwritable_out_directory(small_target: Path, tmp_path: Path, capsys: py
 
     assert status == 2
     assert "choose a writable directory" in capsys.readouterr().err
+
+
+def test_unusable_runtime_directory(
+    small_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Endpoints that cannot be placed are an error that names the variable to set."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(tmp_path / "file" / "run"))
+
+    status = main(arguments(small_target, tmp_path / "run"))
+
+    assert status == 2
+    assert "set DFLASH_RUNTIME_DIR to a writable directory" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_resume_refuses_what_would_change_the_run(
