@@ -15,7 +15,6 @@ Facts behind the calls here (wandb 0.31):
 import ctypes
 import fcntl
 import os
-import re
 import shutil
 import signal
 import sys
@@ -40,7 +39,8 @@ _HEARTBEAT_S = 1.0
 _BATCH_ROWS = 100
 _EARLY_STOP_S = 10.0
 """A stop so soon after `init` was requested before it, so it comes from the UI; a fatal error takes an upload first."""
-_REFUSED = re.compile(r"\b(401|403|404)\b|permission denied", re.IGNORECASE)
+_REFUSED_SHARE = 0.9
+"""wandb retries whatever may pass until `init_timeout`; an error well before that is the server's last word."""
 
 
 class GiveUp(Exception):  # noqa: N818 - carries the reason to the end of `main`, which reports it
@@ -98,6 +98,7 @@ class Uploader:
 
     def _attach(self) -> wandb.Run:
         closing = self._task.exit_code is not None
+        started_s = time.monotonic()
         settings = wandb.Settings(
             init_timeout=self._task.init_timeout_s,
             finish_timeout=self._task.finish_timeout_s,
@@ -128,7 +129,8 @@ class Uploader:
                 settings=settings,
             )
         except (Error, TimeoutError, ConnectionError) as error:
-            raise GiveUp(_failure(error)) from error
+            retried = time.monotonic() - started_s > self._task.init_timeout_s * _REFUSED_SHARE
+            raise GiveUp(_failure(error, retried=retried)) from error
         self.say(Attached(run.starting_step))
         return run
 
@@ -194,11 +196,9 @@ class Uploader:
             raise GiveUp(Failed("unreachable", "what was left could not be sent in time")) from error
 
 
-def _failure(error: Exception) -> Failed:
+def _failure(error: Exception, *, retried: bool) -> Failed:
     text = " ".join(str(error).split())
-    refused = isinstance(error, AuthenticationError | UsageError) or (
-        isinstance(error, CommError) and _REFUSED.search(text) is not None
-    )
+    refused = isinstance(error, AuthenticationError | UsageError) or (isinstance(error, CommError) and not retried)
     if key := os.environ.get("WANDB_API_KEY"):
         text = text.replace(key, "***")
     return Failed("refused" if refused else "unreachable", text[:500])

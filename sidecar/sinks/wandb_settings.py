@@ -56,7 +56,8 @@ def has_credentials(environ: Mapping[str, str]) -> bool:
     """Whether wandb will find a key: in the environment, a systemd credential, or netrc."""
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE") or _systemd_credential(environ):
         return True
-    host = urlsplit(environ.get("WANDB_BASE_URL") or DEFAULT_BASE_URL).hostname or ""
+    # With the port where there is one: so wandb looks it up, and so `wandb login` writes it.
+    host = urlsplit(environ.get("WANDB_BASE_URL") or DEFAULT_BASE_URL).netloc
     home = Path(environ.get("HOME", "/nonexistent"))
     candidates = [environ["NETRC"]] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]
     return any(_netrc_has(Path(path), host) for path in candidates)
