@@ -16,6 +16,7 @@ from sidecar.config import SidecarConfig, load_config, state_dir
 
 USAGE_ERROR = 2
 FAILED = 1
+EXIT_BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough, as `| head` does; Python must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except SettingsError as error:
         print(f"dflash-sidecar: {error}", file=sys.stderr)
         return USAGE_ERROR

@@ -3,6 +3,8 @@
 import itertools
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,3 +260,13 @@ def test_start_status_and_stop_in_the_background(place: Place) -> None:
     assert stopped.stdout.startswith("sidecar stopped: pid ")
     assert again.stdout == f"no sidecar runs on {place.state_dir}\n"
     assert [r.returncode for r in (first, second, status, stopped, again)] == [0, 0, 0, 0, 0]
+
+
+def test_output_may_be_cut_off(place: Place) -> None:
+    """`dflash-sidecar status | head -1` shows one line and no traceback."""
+    sidecar = place.sidecar()
+    command = f"'{sys.executable}' -m sidecar status --state-dir '{place.state_dir}' | true"
+    done = subprocess.run(["sh", "-c", command], env=place.environ, capture_output=True, text=True, check=False)
+    sidecar.terminate()
+
+    assert done.stderr == ""
