@@ -8,6 +8,7 @@ behind; what is in it is replaced as a whole or not at all.
 import math
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from trainer.supervisor import Stop, stop_on_signals
 CONFIG_FILE = "config.json"
 REPORT_FILE = "report.json"
 EXPORT_DIR = "drafter"
+MAX_MESSAGE_CHARS = 1000
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,32 @@ def run(request: RunRequest, start_s: float) -> tuple[Report | None, int]:
     Raises:
         ValueError: something the user can mend.
     """
+    stop = Stop()
+    pipeline, materials = _build(request, stop)
+    exit_code = 1
+    try:
+        _open(request, pipeline)
+        with stop_on_signals(stop, request.say):
+            train_seconds = _train(request, pipeline)
+        if stop.signal is not None:
+            exit_code = 128 + stop.signal
+            step = pipeline.drafter_worker.state.step
+            request.say(f"saved at step {step}; continue with --resume --out {request.out_dir}")
+            return None, exit_code
+        report = _report(request, pipeline, materials, (start_s, train_seconds))
+        exit_code = 0
+    except KeyboardInterrupt:
+        exit_code = 128 + signal.SIGINT
+        raise
+    finally:
+        if (error := sys.exception()) is not None:
+            pipeline.event("error", message=f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARS])
+        pipeline.close(exit_code)
+    return report, exit_code
+
+
+def _build(request: RunRequest, stop: Stop) -> tuple[Pipeline, Materials]:
+    """Everything that can fail on a user's mistake, before anything is started or written."""
     config = request.config
     # The main thread's own kernels: a share like any worker's, so that spinning threads never fight for a core.
     torch.set_num_threads(num_threads(config))
@@ -88,27 +116,16 @@ def run(request: RunRequest, start_s: float) -> tuple[Report | None, int]:
     resumed = store.load_latest() if request.resume else None
     if resumed is not None:
         check_same_geometry(resumed, materials)
-    stop = Stop()
-    pipeline = Pipeline(config, materials, store, stop, last_step=request.last_step, resume=resumed)
-    exit_code = 1
-    try:
-        if config.telemetry.enabled:
-            path = pipeline.start_telemetry(runtime_dir(request.environ))
-            request.say(f"telemetry: {path}, every {config.telemetry.interval_s:g} s")
-        _claim_directory(request)
-        with stop_on_signals(stop, request.say):
-            train_seconds = _train(request, pipeline)
-        exit_code = 0 if stop.signal is None else 128 + stop.signal
-        if stop.signal is not None:
-            step = pipeline.drafter_worker.state.step
-            request.say(f"saved at step {step}; continue with --resume --out {request.out_dir}")
-            return None, exit_code
-        return _report(request, pipeline, materials, (start_s, train_seconds)), exit_code
-    except KeyboardInterrupt:
-        exit_code = 128 + signal.SIGINT
-        raise
-    finally:
-        pipeline.close(exit_code)
+    return Pipeline(config, materials, store, stop, last_step=request.last_step, resume=resumed), materials
+
+
+def _open(request: RunRequest, pipeline: Pipeline) -> None:
+    """Start telemetry, then claim the run's directory: a name that is taken must leave nothing behind."""
+    telemetry = request.config.telemetry
+    if telemetry.enabled:
+        path = pipeline.start_telemetry(runtime_dir(request.environ))
+        request.say(f"telemetry: {path}, every {telemetry.interval_s:g} s")
+    _claim_directory(request)
 
 
 def check_same_geometry(checkpoint: Checkpoint, materials: Materials) -> None:

@@ -197,6 +197,7 @@ def test_failing_worker_ends_the_run_with_its_own_traceback(small_target: Path, 
 
     assert done.returncode == 1
     assert "NotADirectoryError" in done.stderr
+    assert done.stderr.count("Traceback") == 1
     assert "drafter_worker.py" in done.stderr
 
 
