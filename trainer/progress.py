@@ -1,5 +1,6 @@
 """What a person sees while a run trains: one line with a bar on a terminal, a plain line now and then in a log."""
 
+import os
 import sys
 import time
 from typing import TextIO
@@ -22,7 +23,8 @@ class Progress:
     """
 
     def __init__(self, first_step: int, last_step: int, stream: TextIO = sys.stdout) -> None:
-        self._interactive = stream.isatty()
+        # A terminal of no size, as some containers give, would show nothing of a bar.
+        self._interactive = stream.isatty() and os.get_terminal_size(stream.fileno()).lines > 1
         self._interval_s = TERMINAL_INTERVAL_S if self._interactive else LOG_INTERVAL_S
         self._stream = stream
         self._start_s = time.monotonic()
