@@ -46,9 +46,12 @@ def test_terminal_gets_a_bar_if_it_has_room(num_rows: int, shown: bytes) -> None
     with os.fdopen(slave, "w") as stream:
         progress = Progress(0, 10, stream)
         progress.show(5, (1.5, 2.25), 1000.0, QUEUE, force=True)
-        stream.flush()
-        seen = os.read(master, 100_000)
         progress.close()
+        stream.write("end")
+        stream.flush()
+        seen = b""
+        while not seen.endswith(b"end"):
+            seen += os.read(master, 100_000)
     os.close(master)
 
     assert shown in seen
