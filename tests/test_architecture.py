@@ -1,6 +1,9 @@
 """House rules that no linter checks: how long a file and a function may be."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,20 @@ def test_no_drawers() -> None:
     drawers = {"utils.py", "common.py", "helpers.py", "misc.py", "manager.py"}
 
     assert set() == drawers & {p.name for p in SOURCES}
+
+
+@pytest.mark.parametrize(
+    ("module", "strangers"),
+    [
+        ("sidecar.daemon", {"torch", "transformers", "trainer"}),
+        # torch and transformers load pynvml and psutil by themselves where they find them.
+        ("trainer.run", {"wandb", "prometheus_client", "sidecar"}),
+    ],
+)
+def test_what_a_program_never_loads(module: str, strangers: set[str]) -> None:
+    """Not even through somebody else's package does one program load what belongs to the other."""
+    script = f"import sys, {module}; print(*({strangers!r} & set(sys.modules)))"
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == []
