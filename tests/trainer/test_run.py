@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import zmq
 from safetensors.torch import load_file
 
+from shared.wire import TOPIC_EVENT, Event, decode_record
 from trainer.app import main
 from trainer.export import load_exported
 
@@ -187,14 +189,24 @@ def test_interrupt_before_training_leaves_nothing(small_target: Path, tmp_path: 
 
 
 def test_failing_worker_ends_the_run_with_its_own_traceback(small_target: Path, tmp_path: Path) -> None:
-    """A checkpoint that cannot be written fails the drafter worker: status 1, its traceback, no hang."""
+    """A checkpoint that cannot be written fails the drafter worker: status 1, its traceback, an event, no hang."""
     out_dir = tmp_path / "run"
     out_dir.mkdir()
     (out_dir / "checkpoints").write_text("in the way")
-    command = [sys.executable, "-m", "trainer.app", *arguments(small_target, out_dir)]
+    command = [sys.executable, "-m", "trainer.app", *arguments(small_target, out_dir, "--set=run.id=failing")]
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.setsockopt(zmq.RECONNECT_IVL, 10)
+        subscriber.subscribe(TOPIC_EVENT)
+        subscriber.connect(f"ipc://{os.environ['DFLASH_RUNTIME_DIR']}/failing-0.sock")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        events = []
+        while subscriber.poll(100):
+            events.append(decode_record(subscriber.recv_multipart()[1]))
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
+    assert [(event.kind, event.detail.keys()) for event in events if isinstance(event, Event)][-2:] == [
+        ("error", {"message"}),
+        ("goodbye", {"exit_code"}),
+    ]
     assert done.returncode == 1
     assert "NotADirectoryError" in done.stderr
     assert done.stderr.count("Traceback") == 1
