@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 _SAMPLE = re.compile(r"^(\S+?)(\{.*\})? (\S+)$", re.MULTILINE)
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Wait until a condition holds."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

@@ -69,7 +69,7 @@ class Uplink:
         """Say goodbye."""
         self.spool.finish(run_id, f"{run_id}-session", exit_code)
 
-    def drive(self, until: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def drive(self, until: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Tick until the condition holds."""
         deadline_s = time.monotonic() + timeout_s
         while not until():
@@ -86,7 +86,7 @@ class Uplink:
         """Tick until a child runs and has been handed every row."""
         self.drive(lambda: self.state.state == "running" and self.state.lag_records == 0)
 
-    def drive_to_idle(self, timeout_s: float = 20.0) -> None:
+    def drive_to_idle(self, timeout_s: float = 60.0) -> None:
         """Tick until there is nothing left to do."""
         self.drive(lambda: self.child_pid is None and self.state.state == "idle", timeout_s)
 
