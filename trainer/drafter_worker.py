@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,14 @@ def learning_rate(step: int, settings: TrainConfig) -> float:
         return settings.learning_rate * (step + 1) / warmup
     progress = (step - warmup) / max(settings.steps - warmup, 1)
     return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def anchor_generator(seed: int, batch_index: int) -> torch.Generator:
+    """The generator that draws the anchors of one batch.
+
+    Its seed is a hash: torch's CPU generator looks at 32 bits only, so one number shifted beside the other would be lost.
+    """
+    return torch.Generator().manual_seed(Random(f"{seed}/{batch_index}").getrandbits(32))  # noqa: S311 - not a secret
 
 
 class DrafterWorker:
@@ -167,8 +176,7 @@ class DrafterWorker:
         self._report(items, blocks, (rate, queue_wait_s), _scalars(losses, denominator, grad_norm))
 
     def _blocks(self, item: HiddenBatch) -> BlockBatch:
-        # One integer out of two: batches of neighbouring seeds must not share their anchors.
-        generator = torch.Generator().manual_seed((self._settings.seed << 32) + item.batch.index)
+        generator = anchor_generator(self._settings.seed, item.batch.index)
         anchors = sample_anchors(item.batch.loss_mask, self._settings.num_anchors, generator)
         input_ids = item.batch.input_ids.to(self._device, non_blocking=True)
         return build_blocks(
