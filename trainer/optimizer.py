@@ -1,9 +1,9 @@
 """The drafter's optimizer: AdamW, or Muon for the matrices with AdamW for the rest.
 
 Muon orthogonalises a matrix's momentum before it is applied, so that no few directions take up the whole update. On the
-embedded target it reaches in 100 steps an acceptance length that AdamW does not reach in 300. Its steps are scaled to
-the size that AdamW's would have, so one learning rate serves both. It costs five small matrix products per
-parameter and step, and half of AdamW's memory.
+embedded target 300 steps of it gave an acceptance length of 3, where AdamW at 3e-3 gave 2. Its steps are scaled to the
+size that AdamW's would have, so one learning rate serves both. It costs five small matrix products per parameter and
+step, and half of AdamW's memory.
 """
 
 from typing import Any, Literal
