@@ -67,7 +67,7 @@ def learning_rate(step: int, settings: TrainConfig) -> float:
 def anchor_generator(seed: int, batch_index: int) -> torch.Generator:
     """The generator that draws the anchors of one batch.
 
-    Its seed is a hash: torch's CPU generator looks at 32 bits only, and one number shifted beside another would be lost.
+    Its seed is a hash: torch's CPU generator looks at 32 bits only, so of two numbers side by side one would be lost.
     """
     return torch.Generator().manual_seed(Random(f"{seed}/{batch_index}").getrandbits(32))  # noqa: S311 - not a secret
 
