@@ -31,6 +31,16 @@ def child_basis(server: FakeWandb) -> dict[str, str]:
     return ours | server.environment | {"PYTHONPATH": str(ROOT)}
 
 
+def hasty_basis(server: FakeWandb, directory: Path) -> dict[str, str]:
+    """The same, with wandb asking every second instead of every 15 whether it has been stopped."""
+    patch = (
+        "from wandb.sdk.lib.run_stopping import RunStopChecker as c\nc.__init__.__kwdefaults__['poll_interval'] = 1.0\n"
+    )
+    (directory / "hasty").mkdir()
+    (directory / "hasty" / "sitecustomize.py").write_text(patch)
+    return child_basis(server) | {"PYTHONPATH": f"{directory / 'hasty'}{os.pathsep}{ROOT}"}
+
+
 def row(index: int) -> Row:
     """The row that belongs to a number."""
     return {

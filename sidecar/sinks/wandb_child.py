@@ -8,8 +8,10 @@ Facts behind the calls here (wandb 0.31):
 * `run.step` is 0 right after a resume; `run.starting_step` is right.
 * A resume forgets all earlier metric definitions, so all are made again each time, by exact name.
 * `x_update_finish_state=False` lets `finish()` send what is left without marking the run finished.
-* `stop_fn` is called for a stop in the UI (within a second of `init` if it was requested before, else within 15 s) and,
-  because of `stop_on_fatal_error`, when uploading has ended for good. Without it wandb interrupts the main thread.
+* `stop_fn` is called within 15 s for a stop in the UI and, because of `stop_on_fatal_error`, when uploading has ended
+  for good; it does not say which. So the child sends what it can and leaves. If the server then turns out to have every
+  row, uploading worked, and the next child takes a stop for one from the UI, which concerns us no further. Without
+  `stop_fn` wandb interrupts the main thread.
 """
 
 import ctypes
@@ -37,8 +39,6 @@ _BASE_TIMEOUT_S = 30.0
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
 _BATCH_ROWS = 100
-_EARLY_STOP_S = 10.0
-"""A stop so soon after `init` was requested before it, so it comes from the UI; a fatal error takes an upload first."""
 _REFUSED_SHARE = 0.9
 """wandb retries whatever may pass until `init_timeout`; an error well before that is the server's last word."""
 
@@ -67,7 +67,7 @@ class Uploader:
         self._started_s = time.monotonic()
         self._stop = threading.Event()
         self._terminated = False
-        self._stop_requested = False
+        self._stop_is_from_ui = False
         self._said_s = float("-inf")
         self._defined: set[str] = set()
 
@@ -81,6 +81,7 @@ class Uploader:
         self._started_s = time.monotonic()
         base_step = self._base_step(run.starting_step)
         next_row = max(run.starting_step - base_step, 0)
+        self._stop_is_from_ui = self._task.stopped_at_row is not None and next_row >= self._task.stopped_at_row
         self._define(run, self._spool.keys(self._task.run_id))
         if self._task.exit_code is None:
             self._stream(run, base_step, next_row)
@@ -146,14 +147,13 @@ class Uploader:
 
     def _stream(self, run: wandb.Run, base_step: int, next_row: int) -> None:
         last_row = next_row + self._task.max_rows
-        while not self._terminated and next_row < last_row:
-            self._check_stop()
+        while not self._terminated and not self._is_stopped() and next_row < last_row:
             rows = self._spool.rows(self._task.run_id, next_row, _BATCH_ROWS)
             for index, row in rows:
                 self._log(run, row, base_step + index)
                 next_row = index + 1
             if rows or time.monotonic() > self._said_s + _HEARTBEAT_S:
-                self.say(Progress(next_row, self._stop_requested))
+                self.say(Progress(next_row, self._stop.is_set()))
             if not rows and self._is_done():
                 return
             time.sleep(len(rows) / self._task.rows_per_second if rows else _POLL_S)
@@ -162,12 +162,8 @@ class Uploader:
         over = self._spool.run(self._task.run_id).exit_code is not None
         return over or self._task.until_drained or time.monotonic() > self._started_s + self._task.max_life_s
 
-    def _check_stop(self) -> None:
-        if not self._stop.is_set() or self._stop_requested:
-            return
-        if time.monotonic() > self._started_s + _EARLY_STOP_S:
-            raise GiveUp(Failed("stopped", "W&B stopped taking rows, or a stop was requested in its UI"))
-        self._stop_requested = True
+    def _is_stopped(self) -> bool:
+        return self._stop.is_set() and not self._stop_is_from_ui
 
     def _log(self, run: wandb.Run, row: Row, step: int) -> None:
         self._define(run, row)
@@ -189,11 +185,12 @@ class Uploader:
                 self._defined.add(key)
 
     def _finish(self, run: wandb.Run, exit_code: int) -> None:
-        self._check_stop()
         try:
             run.finish(exit_code=exit_code)
         except TimeoutError as error:
             raise GiveUp(Failed("unreachable", "what was left could not be sent in time")) from error
+        if self._is_stopped():
+            raise GiveUp(Failed("stopped", "W&B stopped taking rows, or a stop was requested in its UI"))
 
 
 def _failure(error: Exception, *, retried: bool) -> Failed:

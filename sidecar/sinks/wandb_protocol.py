@@ -18,6 +18,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     entity: str
     directory: str
     exit_code: int | None
+    stopped_at_row: int | None
+    """How many rows had been handed over when the run's last child was stopped."""
     parent_pid: int
     until_drained: bool
     transmit_interval_s: int

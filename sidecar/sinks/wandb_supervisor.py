@@ -109,11 +109,11 @@ class WandbSupervisor:
         history = self._history(run.run_id)
         history.served_s = now_s
         closing = history.drained and run.num_waiting == 0
-        task = self._task(run.run_id, run.exit_code if closing else None)
+        task = self._task(run.run_id, run.exit_code if closing else None, history.stopped_at_row)
         self._child = _Child(task, child_environment(self._environ, self._directory), now_s)
         self._phase = ("starting", history.failure.detail if history.failure else "")
 
-    def _task(self, run_id: str, exit_code: int | None) -> Task:
+    def _task(self, run_id: str, exit_code: int | None, stopped_at_row: int | None) -> Task:
         shared = {
             name: getattr(self._settings, name) for name in Task.__struct_fields__ if hasattr(self._settings, name)
         }
@@ -122,6 +122,7 @@ class WandbSupervisor:
             run_id=run_id,
             directory=str(self._directory),
             exit_code=exit_code,
+            stopped_at_row=stopped_at_row,
             parent_pid=os.getpid(),
             **shared,
         )
@@ -179,6 +180,8 @@ class WandbSupervisor:
             _LOG.warning("W&B run %s: %s: %s", child.run_id, failure.reason, failure.detail)
         history.drained = False
         history.failure = failure
+        if failure.reason == "stopped":
+            history.stopped_at_row = child.num_sent
         pause_s = min(self._settings.min_backoff_s * 2**history.num_failures, self._settings.max_backoff_s)
         if failure.reason == "refused":
             pause_s = max(pause_s, self._settings.refused_backoff_s)
@@ -195,6 +198,7 @@ class _History:
         self.retry_s = float("-inf")
         self.num_failures = 0
         self.failure: Failed | None = None
+        self.stopped_at_row: int | None = None
         self.drained = False
         """Whether a child ended in peace after handing over every row; only a look at the server proves more."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fake_wandb import API_KEY, FakeWandb, Fault
-from wandb_uplink import FAST, Uplink, child_basis
+from wandb_uplink import FAST, Uplink, child_basis, hasty_basis
 
 from sidecar.sinks.wandb_push import push
 from sidecar.sinks.wandb_settings import child_environment, has_credentials
@@ -142,36 +142,46 @@ def test_unreachable_server_at_start(tmp_path: Path, server: FakeWandb) -> None:
     assert len(server.run("run").history) == 10
 
 
-def test_uploads_refused_for_good_are_noticed(uplink: Uplink, server: FakeWandb) -> None:
-    """A permanent error while uploading (403) ends the child within wandb's 15 s; then every row is sent after all."""
+def test_uploads_refused_for_good_are_noticed(tmp_path: Path, server: FakeWandb) -> None:
+    """A permanent error while uploading (403) ends the child when wandb notices; then every row is sent after all."""
+    uplink = Uplink(tmp_path, hasty_basis(server, tmp_path))
     uplink.add(10)
-    uplink.drive_to_sent()
+    uplink.drive(lambda: bool(server.run("run").files.get("wandb-history.jsonl")))
     server.fault = lambda operation: Fault("status", 403) if operation == "file_stream" else None
     uplink.add(10)
-    uplink.drive(lambda: uplink.state.state == "waiting", timeout_s=25.0)
+    uplink.drive(lambda: uplink.state.state == "waiting")
     stopped = uplink.state
     server.fault = lambda _operation: None
     uplink.end(0)
     uplink.drive_to_idle()
+    uplink.close()
 
     assert "stopped taking rows" in stopped.detail
     assert [line["_step"] for line in server.run("run").history] == list(range(20))
 
 
-def test_stop_in_the_ui_interrupts_nothing(uplink: Uplink, server: FakeWandb) -> None:
-    """A stop requested in the UI is reported; the child lives on and rows go on arriving."""
+def test_stop_in_the_ui_interrupts_nothing(tmp_path: Path, server: FakeWandb) -> None:
+    """A stop requested in the UI costs one child, which sends what it holds; the next one reports it and lives on."""
+    uplink = Uplink(tmp_path, hasty_basis(server, tmp_path), transmit_interval_s=15)
+    server.fault = lambda _operation: time.sleep(
+        0.2
+    )  # as far away as a real server: the stop is never known at the start
     server.run("run").stop_requested = True
     uplink.add(10)
-    uplink.drive(lambda: "stop was requested in the W&B UI" in uplink.state.detail)
-    child = uplink.child_pid
+    uplink.drive_to_sent()
     uplink.add(10)
-    uplink.drive(lambda: uplink.state.lag_records == 0)
+    uplink.drive(lambda: "stop was requested in the W&B UI" in uplink.state.detail)
+    num_arrived, child = len(server.run("run").history), uplink.child_pid
+    uplink.add(10)
+    uplink.drive_for(2.5)
     same_child = uplink.child_pid == child
     uplink.end(0)
     uplink.drive_to_idle()
+    uplink.close()
 
-    assert same_child
-    assert len(server.run("run").history) == 20
+    assert (num_arrived, same_child) == (20, True)
+    assert [state.state for state in uplink.states].count("waiting") == 1
+    assert (len(server.run("run").history), server.run("run").state) == (30, "finished")
 
 
 def test_several_runs_take_turns(tmp_path: Path, server: FakeWandb) -> None:
