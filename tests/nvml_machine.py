@@ -4,7 +4,7 @@ import ctypes
 import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 SOURCE = Path(__file__).parent / "fake_nvml" / "fake_nvml.c"
 H200 = {
@@ -24,13 +24,13 @@ H200 = {
 
 
 @cache
-def load_fake_driver() -> Path:
+def load_fake_driver() -> None:
     """Build the library and load it under the driver's own name, so that a later load by name finds it."""
-    library = Path(mkdtemp(prefix="fake-nvml-")) / "libnvidia-ml.so.1"
-    command = ["gcc", "-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(SOURCE)]
-    subprocess.run(command, check=True)
-    ctypes.CDLL(str(library))
-    return library
+    with TemporaryDirectory() as directory:  # once loaded, the file is no longer needed
+        library = Path(directory) / "libnvidia-ml.so.1"
+        command = ["gcc", "-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(SOURCE)]
+        subprocess.run(command, check=True)
+        ctypes.CDLL(str(library))
 
 
 class Machine:
