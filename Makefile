@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PRESET ?= embedded
+PRESET ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -13,7 +13,7 @@ help: ## Show the targets
 
 train: $(VENV)/.trainer $(if $(filter smollm2,$(PRESET)),$(VENV)/.smollm2) ## Train a drafter, with a sidecar beside it unless one already runs
 	@$(BIN)/dflash-sidecar start || echo "training goes on without a sidecar" >&2
-	$(BIN)/dflash-train --preset $(PRESET) $(ARGS)
+	$(BIN)/dflash-train $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 sidecar: $(VENV)/.trainer ## Run a sidecar in the foreground
 	$(BIN)/dflash-sidecar run $(ARGS)

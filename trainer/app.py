@@ -66,7 +66,7 @@ def _train(arguments: argparse.Namespace, start_s: float) -> int:
 
 
 def _regenerate(arguments: argparse.Namespace, _start_s: float) -> int:
-    config = load_config(preset=arguments.preset, assignments=arguments.set, environ=os.environ)
+    config = load_config(preset=_preset(arguments), assignments=arguments.set, environ=os.environ)
     from trainer.pipeline import device_of  # noqa: PLC0415
     from trainer.prepare import load_target, target_path  # noqa: PLC0415
     from trainer.regenerate import read_prompts, regenerate  # noqa: PLC0415
@@ -100,19 +100,33 @@ def _resolve(arguments: argparse.Namespace) -> tuple[TrainerConfig, Path]:
         raise SettingsError(f"--max-steps {arguments.max_steps}: must be at least 1")
     out_dir: Path | None = arguments.out
     if arguments.resume:
+        if arguments.preset is not None:
+            raise SettingsError("--resume: a run keeps its settings; leave --preset out")
         out_dir = out_dir or _newest_run(Path("runs"))
         saved = out_dir / "config.json"
-        config = load_config(preset="", assignments=assignments, environ=os.environ, saved=saved)
-        _check_resumable(load_config(preset="", assignments=[], environ={}, saved=saved), config)
+        config = load_config(preset=None, assignments=assignments, environ=os.environ, saved=saved)
+        _check_resumable(load_config(preset=None, assignments=[], environ={}, saved=saved), config)
         return config, out_dir
-    config = load_config(preset=arguments.preset, assignments=assignments, environ=os.environ)
+    preset = _preset(arguments)
+    config = load_config(preset=preset, assignments=assignments, environ=os.environ)
     if not config.run.id:
-        made = f"{arguments.preset}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+        made = f"{preset or 'drafter'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
         config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, id=made))
     out_dir = out_dir or Path("runs") / config.run.id
     if (out_dir / "config.json").exists():
         raise SettingsError(f"{out_dir} already holds a run; continue it with --resume or choose another --out")
     return config, out_dir
+
+
+def _preset(arguments: argparse.Namespace) -> str | None:
+    """The preset that applies: the one named; without a name the default one, unless the user brings a target.
+
+    The default preset's sizes fit its own tiny target and would be silently wrong for any other.
+    """
+    if arguments.preset is not None:
+        return str(arguments.preset)
+    asked = load_config(preset=None, assignments=arguments.set, environ=os.environ)
+    return DEFAULT_PRESET if asked.target.path == TrainerConfig().target.path else None
 
 
 def _newest_run(runs: Path) -> Path:
@@ -150,7 +164,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=_train)
-    parser.add_argument("--preset", default=DEFAULT_PRESET, help=f"one of {', '.join(preset_names())} [%(default)s]")
+    parser.add_argument(
+        "--preset", help=f"one of {', '.join(preset_names())} [{DEFAULT_PRESET}, or none where target.path is set]"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
     parser.add_argument("--max-steps", type=int, metavar="N", help="stop after step N; the schedule stays as it is")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory of the run [runs/RUN_ID]")

@@ -192,12 +192,12 @@ def preset_description(name: str) -> str:
 
 
 def load_config(
-    *, preset: str, assignments: Sequence[str], environ: Mapping[str, str], saved: Path | None = None
+    *, preset: str | None, assignments: Sequence[str], environ: Mapping[str, str], saved: Path | None = None
 ) -> TrainerConfig:
     """Resolve the settings of a run.
 
     Args:
-        preset: name of a shipped preset.
+        preset: name of a shipped preset; None starts from the defaults.
         assignments: `key=value` arguments.
         environ: environment variables.
         saved: `config.json` of the run being resumed, which then stands in for the preset.
@@ -205,8 +205,11 @@ def load_config(
     Raises:
         SettingsError: an unknown key or a bad value, with its place and the remedy.
     """
-    base = preset_layer(preset) if saved is None else saved_layer(saved)
-    layers = [assignments_layer(assignments), environment_layer(TrainerConfig, environ), base]
+    layers = [assignments_layer(assignments), environment_layer(TrainerConfig, environ)]
+    if saved is not None:
+        layers.append(saved_layer(saved))
+    elif preset is not None:
+        layers.append(preset_layer(preset))
     config = resolve(TrainerConfig, layers)
     if config.queue.hs_min_ready > config.queue.max_items:
         raise SettingsError(

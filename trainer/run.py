@@ -116,6 +116,12 @@ def _build(request: RunRequest, stop: Stop) -> tuple[Pipeline, Materials]:
     resumed = store.load_latest() if request.resume else None
     if resumed is not None:
         check_same_geometry(resumed, materials)
+        # Without a report the end was interrupted, and what is missing is the evaluation alone.
+        if resumed.state.step >= request.last_step and (request.out_dir / REPORT_FILE).exists():
+            raise ValueError(
+                f"--resume: the run is already at step {resumed.state.step} of {request.last_step}; "
+                "measure it again with dflash-eval, or train on with a larger --max-steps or a new run"
+            )
     return Pipeline(config, materials, store, stop, last_step=request.last_step, resume=resumed), materials
 
 

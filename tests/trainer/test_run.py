@@ -261,6 +261,16 @@ def test_bad_input_is_one_line_with_the_remedy(
     assert not (tmp_path / "run").exists()
 
 
+def test_own_target_does_not_inherit_the_embedded_preset(small_target: Path, tmp_path: Path) -> None:
+    """A target without a preset starts from the defaults; a preset that is named applies to any target."""
+    own, named = tmp_path / "own", tmp_path / "named"
+    main(arguments(small_target, own, "--max-steps", "1"))
+    main(arguments(small_target, named, "--max-steps", "1", "--preset", "embedded"))
+
+    settings = [json.loads((out_dir / "config.json").read_text())["train"]["optimizer"] for out_dir in (own, named)]
+    assert settings == ["adamw", "muon"]
+
+
 def test_malformed_data_line_is_named(small_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error of a bad line has the file, the number of the line and the forms that are allowed."""
     data = tmp_path / "data.jsonl"
@@ -304,7 +314,12 @@ def test_resume_refuses_what_would_change_the_run(
     main(arguments(small_target, out_dir, "--max-steps", "2"))
 
     status = main(["--resume", "--out", str(out_dir), "--set=train.batch_size=8"])
+    refusal = capsys.readouterr().err
 
+    assert main(["--resume", "--out", str(out_dir), "--max-steps", "2"]) == 2
+    assert "the run is already at step 2" in capsys.readouterr().err
+    assert main(["--resume", "--out", str(out_dir), "--preset", "embedded"]) == 2
+    assert "a run keeps its settings; leave --preset out" in capsys.readouterr().err
     assert status == 2
-    assert "train.batch_size cannot change in a run that has begun" in capsys.readouterr().err
+    assert "train.batch_size cannot change in a run that has begun" in refusal
     assert main(["--resume", "--out", str(out_dir), "--max-steps", "3", "--set=telemetry.interval_s=0.5"]) == 0
