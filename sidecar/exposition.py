@@ -8,7 +8,7 @@ from sidecar.journal import StoredSession
 from sidecar.samples import ExportedFamily, Labels, labels_of
 from sidecar.session_feed import SessionFeed
 
-LOSS_REASONS = ("ring_overrun", "trainer_gone")
+LOSS_REASONS = ("ring_overrun", "trainer_gone", "unreadable")
 RELOAD_OUTCOMES = ("success", "failure")
 
 LIVENESS_FAMILIES = (
