@@ -27,7 +27,7 @@ MAX_CELLS = 100_000
 """With their buckets. It keeps a snapshot far below the size that a frame may have (`shared.wire`)."""
 MAX_BUCKETS = 200
 RESERVED_LABELS = frozenset({"le", "rank", "run"})
-"""The sidecar puts these on series itself."""
+"""The sidecar puts these on a trainer's series itself."""
 
 
 class Family(msgspec.Struct, frozen=True, array_like=True):
@@ -40,8 +40,8 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
     buckets: Annotated[tuple[float, ...], Meta(max_length=MAX_BUCKETS)] = ()
 
     def __post_init__(self) -> None:
-        if len(set(self.labels) - RESERVED_LABELS) != len(self.labels):
-            raise ValueError(f"{self.name}: labels {self.labels} hold a name twice or one of {sorted(RESERVED_LABELS)}")
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError(f"{self.name}: labels {self.labels} hold a name twice")
         # Also false for NaN.
         if not all(low < high for low, high in pairwise((-math.inf, *self.buckets, math.inf))):
             raise ValueError(f"{self.name}: bucket bounds must be finite and rise")
@@ -76,6 +76,8 @@ class Schema(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError("a series is declared twice")
         if len({family.name for family in self.families}) != len(self.families):
             raise ValueError("a family is declared twice")
+        if RESERVED_LABELS & {label for family in self.families for label in family.labels}:
+            raise ValueError(f"the labels {sorted(RESERVED_LABELS)} are put on by the sidecar")
         if self.num_cells > MAX_CELLS:
             raise ValueError(f"{self.num_cells} cells, at most {MAX_CELLS}")
 
