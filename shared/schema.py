@@ -42,9 +42,9 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         if len(set(self.labels)) != len(self.labels):
             raise ValueError(f"{self.name}: labels {self.labels} hold a name twice")
-        # Also false for NaN.
-        if not all(low < high for low, high in pairwise((-math.inf, *self.buckets, math.inf))):
-            raise ValueError(f"{self.name}: bucket bounds must be finite and rise")
+        # Also false for NaN. OpenMetrics has no sum for a histogram with bounds below 0.
+        if not all(low < high for low, high in pairwise((-math.ulp(0.0), *self.buckets, math.inf))):
+            raise ValueError(f"{self.name}: bucket bounds must be finite, at least 0, and rise")
 
     @property
     def cells_per_series(self) -> int:
