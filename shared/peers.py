@@ -16,7 +16,7 @@ import zmq
 
 MAX_SUBSCRIPTIONS = 256
 """A sidecar has five."""
-MIN_DISCONNECT_GAP_S = 0.1
+MIN_DISCONNECT_GAP_S = 0.01
 MAX_PROCESSES = 1_000
 _log = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ MAILBOX_RECORDS = 100_000
 HELLO_INTERVAL_S = 10.0
 MIN_HELLO_GAP_S = 0.05
 """However fast subscribers come and go, a hello is not built more often than this."""
-MAX_SUBSCRIPTIONS_PER_TURN = 100
+MAX_SUBSCRIPTIONS_PER_TURN = 500
 SERVICE_PAUSE_S = 0.001
 """After each chunk and each handful of subscriptions, so that no asker can keep this thread busy."""
 CLOSE_QUIET_S = 0.3

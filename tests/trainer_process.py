@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
-from shared.endpoint import EndpointClaim, runtime_dir, socket_path
+from shared.endpoint import EndpointClaim, EndpointError, runtime_dir, socket_path
 from shared.publisher import Identity, Publisher
 from shared.wire import Step
 
@@ -26,12 +26,12 @@ class Pace:
         self._tokens = self.cells.counter("dflash_tokens_total", role="drafter", worker="0", kind="real")
         self._lengths = self.cells.histogram("dflash_sequence_length_tokens")
         self._interval_s = 1.0 / steps_per_second
-        self._last_s = time.time()
+        self._last_s = time.monotonic()
         self.num_steps = 0
 
     def steps(self) -> Iterator[Step]:
         """The steps that are due."""
-        while time.time() >= self._last_s + self._interval_s:
+        while time.monotonic() >= self._last_s + self._interval_s:
             self._last_s += self._interval_s
             self.num_steps += 1
             self._steps.add()
@@ -40,7 +40,7 @@ class Pace:
             yield Step(
                 session="",
                 seq=0,
-                time_s=self._last_s,
+                time_s=time.time() - (time.monotonic() - self._last_s),
                 step=self.num_steps,
                 loss=10.0 / self.num_steps,
                 accuracy_ratio=(0.5, 0.25),
@@ -76,4 +76,7 @@ def main(run_id: str, steps_per_second: str, ring_bytes: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except EndpointError as error:
+        sys.exit(str(error))
