@@ -6,7 +6,7 @@ PRESET ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train sidecar test check format docs clean
+.PHONY: help train sidecar test fuzz check format docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,9 @@ sidecar: $(VENV)/.trainer ## Run a sidecar in the foreground
 
 test: $(VENV)/.dev ## Run the whole test suite
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(VENV)/.fuzz ## Fuzz the wire for five minutes; ARGS= are options of libFuzzer
+	PYTHONPATH=.:tests $(BIN)/python tests/fuzz/fuzz_frames.py -max_total_time=300 $(ARGS)
 
 check: $(VENV)/.dev ## Lint, types, import contracts
 	$(BIN)/ruff check .
@@ -58,4 +61,8 @@ $(VENV)/.dev: $(VENV)/.trainer
 	$(BIN)/pip install --quiet --group dev
 	# The reference model pins other versions of what it needs; it runs with ours.
 	$(BIN)/pip install --quiet --no-deps dflash==0.1.0
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(BIN)/pip install --quiet atheris==3.0.0
 	@touch $@
