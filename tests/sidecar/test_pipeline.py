@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from trainer_frames import START_S, event, hello, snap, step
 
@@ -218,3 +219,21 @@ def _turns_until(done: Callable[[], bool], turn: Callable[[], None]) -> int:
             return number
         turn()
     raise AssertionError("never done")
+
+
+def test_what_is_known_of_a_session_follows_a_clock_that_is_set_back(bench: Bench) -> None:
+    """The newest record says when it was heard, the evaluation stays true, the speed is never absurd, rows go on."""
+    early = START_S + 100.0
+    bench.wall_s = early
+    records: list[Record] = [step(0, 1), event(1, "evaluation", accept_length=2.5), snap(2)]
+    late = [msgspec.structs.replace(record, time_s=early + 10_800.0 + record.seq) for record in records]
+    back = [msgspec.structs.replace(record, time_s=early + record.seq) for record in (step(3, 2), snap(4), step(5, 3))]
+    bench.store([*late, *back])
+    pipeline = bench.pipeline()
+    pipeline.turn(5.0)
+    [feed] = pipeline.feeds.values()
+
+    assert feed.last_time_s == early + 5.0
+    assert value(pipeline, "dflash_accept_length", early + 5.0) == 2.5
+    assert feed.steps_per_second == 0.5
+    assert sum("x" in row and "train/step" not in row for _, row in bench.spool.rows("run", 0, 100)) == 2
