@@ -23,7 +23,9 @@ class AuditTrail:
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ValueError(f"telemetry.audit_path={path}: {error.strerror}; leave it empty, it is for tests") from error
+            raise ValueError(
+                f"telemetry.audit_path={path}: {error.strerror}; leave it empty, it is for tests"
+            ) from error
 
     def write(self, record: Record) -> None:
         """Append one record."""
