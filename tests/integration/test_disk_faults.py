@@ -142,7 +142,7 @@ def test_damaged_journal(place: Place, damage: str, moment: str) -> None:
 
     Result: it serves on, keeps a damaged file, and has every record again from the trainer, or says which it lacks.
     """
-    trainer = place.trainer(steps_per_second=1_000.0)
+    trainer = place.trainer(steps_per_second=4_000.0)
     sidecar = place.sidecar()
     wait_for(lambda: sidecar.status()["records"]["received"] > 12_000, "records")
     if moment == "stopped":
