@@ -1,4 +1,4 @@
-"""The sidecar away for long, killed or stopped: nothing is lost within the trainer's ring, beyond it the loss is exact."""
+"""The sidecar away for long, killed or stopped: the ring makes good for it, and beyond it the loss is exact."""
 
 import re
 import signal
