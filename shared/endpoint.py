@@ -65,7 +65,7 @@ def socket_path(directory: Path, run_id: str, rank: int) -> Path:
 def live_owner_pid(path: Path) -> int | None:
     """Process id of whoever listens on the socket, None when nobody does (absent or stale)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
+        probe.setblocking(False)  # a stopped owner's backlog fills up, and a connect would wait for it
         try:
             probe.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
@@ -91,7 +91,12 @@ class EndpointClaim:
 
     def __enter__(self) -> Self:
         ensure_runtime_dir(self.path.parent)
-        fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        try:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        except OSError as error:
+            raise EndpointError(
+                f"{self._lock_path}: {error.strerror}; remove it or give this run another run.id"
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -90,7 +90,7 @@ class Publication:
         shown = (*liveness(feeds, self._pipeline.gone), *own)
         self._pipeline.add_samples("sidecar", samples_of(shown, now_s), now_s)
         raw = (family for feed in feeds for family in feed.families())
-        families = merged((*raw, *shown, *families_of(readings), *(f for outcome in derived for f in outcome.families)))
+        families = merged((*shown, *families_of(readings), *raw, *(f for outcome in derived for f in outcome.families)))
         sink.publish(Result(time_s=now_s, families=families))
         self.document = StatusDocument(
             trainers=tuple(trainer_status(feed, now_s) for feed in feeds),

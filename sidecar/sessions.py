@@ -6,16 +6,26 @@ at a time, again after a timeout, with a growing pause while nothing comes.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from shared.wire import Hello, ReplayRequest
+from shared.wire import Hello, ReplayRequest, Scalar
 from sidecar.stored import StoredSession
 
 WINDOW_RECORDS = 5_000
 ANSWER_TIMEOUT_S = 2.0
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
+MAX_EXIT_CODE = 2**31
 MIN_SILENCE_S = 10.0
 SILENT_INTERVALS = 5
+
+
+class Subscription(NamedTuple):
+    """One change to what an endpoint's socket subscribes to."""
+
+    endpoint: str
+    topic: bytes
+    wanted: bool
 
 
 class SessionTrack:
@@ -30,6 +40,7 @@ class SessionTrack:
     def __init__(self, stored: StoredSession, held: Iterable[int], now_s: float) -> None:
         self.number = stored.number
         self.hello: Hello = stored.hello
+        self.num_cells = stored.hello.schema.num_cells
         self.endpoint = stored.endpoint
         self.next_seq = stored.next_seq
         self._held = set(held)
@@ -79,6 +90,12 @@ class SessionTrack:
         self._advance()
         return True
 
+    def say_goodbye(self, exit_code: Scalar) -> None:
+        """Note that the trainer said goodbye, and the exit code if it is one."""
+        self.has_said_goodbye = True
+        # SQLite has room for 64 bits, a frame may hold more.
+        self.exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < MAX_EXIT_CODE else None
+
     def give_up_before(self, seq: int) -> list[tuple[int, int]]:
         """Stop waiting for what is missing below `seq`, and return those runs as [first, end)."""
         self.expect(seq)
@@ -125,3 +142,14 @@ class SessionTrack:
         while self.next_seq in self._held:
             self._held.remove(self.next_seq)
             self.next_seq += 1
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rising runs [first, end), with those that touch made one."""
+    result: list[tuple[int, int]] = []
+    for first, end in runs:
+        if result and result[-1][1] == first:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((first, end))
+    return result
