@@ -60,6 +60,27 @@ def open_database(
         raise DatabaseError(f"{path}: {error.strerror}; give another --state-dir") from error
 
 
+def open_read_only(path: Path, version: int) -> sqlite3.Connection:
+    """Look into a file that another process may be writing, usable from any thread that holds its lock.
+
+    Raises:
+        DatabaseError: it is not there, cannot be read, or has another version.
+    """
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
+        found = _version(connection, path, newest=version)
+    except sqlite3.Error as error:
+        raise DatabaseError(
+            f"{path}: {error}; is this the state directory of a sidecar? say so with --state-dir"
+        ) from error
+    if found < version:
+        raise DatabaseError(
+            f"{path} has version {found}, not {version}: start the sidecar once, it brings it up to date"
+        )
+    return connection
+
+
 def open_in_memory(schema: str) -> sqlite3.Connection:
     """The same tables in memory, usable from any thread that holds its lock."""
     connection = sqlite3.connect(":memory:", check_same_thread=False)
