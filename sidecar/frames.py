@@ -15,7 +15,7 @@ from shared.wire import (
     Step,
     decode,
 )
-from sidecar.journal import MAX_SEQ
+from sidecar.journal_schema import MAX_SEQ
 
 MAX_INTERVAL_S = 86_400.0
 MAX_TIME_S = 2.0**33

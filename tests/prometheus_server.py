@@ -69,6 +69,13 @@ def prometheus_with(samples: Iterable[Sample], folder: Path) -> Iterator[Prometh
     """Run a Prometheus that holds exactly these samples until the block ends."""
     text = folder / "samples.txt"
     text.write_text(open_metrics(samples))
+    with prometheus_of(text, folder) as server:
+        yield server
+
+
+@contextmanager
+def prometheus_of(text: Path, folder: Path) -> Iterator[PrometheusServer]:
+    """Run a Prometheus that holds exactly what is in an OpenMetrics file until the block ends."""
     load = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")]
     subprocess.run(load, check=True, capture_output=True)
     with _serving("{}\n", folder) as server:
