@@ -104,7 +104,10 @@ class Receiver:
             self._complain(str(self._directory), f"cannot look for trainers: {error.strerror}")
             return
         for endpoint in present - self._sockets.keys():
-            self._connect(endpoint)
+            try:
+                self._connect(endpoint)
+            except (UnicodeEncodeError, zmq.ZMQError) as error:  # a name that is no text, or too many sockets
+                self._complain(ascii(endpoint), f"cannot listen to it: {error}")
         for endpoint in self._sockets.keys() - present:
             if not self._intake.has_open_session(endpoint):
                 subscriber = self._sockets.pop(endpoint)

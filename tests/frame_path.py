@@ -53,7 +53,7 @@ class FramePath:
         self.pipeline = Pipeline(self.journal, self.outlet.row_feed)
         self.pipeline.open(WINDOW_S)
         self.sink = PrometheusSink()
-        self.publication = Publication(self.journal, self.pipeline, _definitions(), self.outlet)
+        self.publication = Publication(self.journal, self.pipeline, _definitions(), self.outlet, "")
         self.publication.introduce("http://127.0.0.1:1", directory, directory)
         self.good: list[Record] = []
         self.num_refused = 0
@@ -93,7 +93,7 @@ class FramePath:
         """Everything good is there, what was refused is counted, and every page can be read."""
         self.turn()
         stored = next(s for s in self.journal.sessions() if s.name == "s1")
-        held = {record.seq: record for record in self.journal.records(stored, 0, 2**40 - 1)}
+        held = {record.seq: record for record in self.journal.records(stored, 0, stored.next_seq)}
         assert [held.get(record.seq) for record in self.good] == self.good
         counts = self.journal.counts()
         rejected = {label: number for (name, label), number in counts.items() if name == "rejected"}

@@ -1,5 +1,6 @@
 """The receiver over real sockets, against the trainer's real publisher."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,3 +146,17 @@ def test_rogue_endpoint_harms_nobody(listening: Listening) -> None:
         "malformed",
         "invalid",
     }
+
+
+@pytest.mark.usefixtures("trainer")
+def test_odd_names_in_the_directory_harm_nobody(listening: Listening) -> None:
+    """A socket whose name is no text, a directory and a plain file that are called like one are passed over."""
+    (listening.runtime_dir / os.fsdecode(b"\xff\xfe.sock")).touch()
+    (listening.runtime_dir / "plain.sock").touch()
+    (listening.runtime_dir / "directory.sock").mkdir()
+    receiver = listening.start()
+
+    wait_for(lambda: listening.watermark() > 50)
+
+    assert receiver.is_alive
+    assert listening.is_dense()
