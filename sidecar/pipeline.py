@@ -92,8 +92,10 @@ class Pipeline:
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
         """Keep the samples of new readings, in the journal too."""
+        now_s = self._wall_s()
         for reading in readings:
-            if reading.time_s != self._read_s.get(reading.collector):
+            last_s = self._read_s.get(reading.collector, 0.0)
+            if reading.time_s > last_s or reading.time_s <= now_s < last_s:  # the latter after the clock was set back
                 self._read_s[reading.collector] = reading.time_s
                 samples = samples_of(families_of([reading]), reading.time_s)
                 self._journal.append_samples(samples)

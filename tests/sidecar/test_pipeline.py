@@ -238,3 +238,23 @@ def test_what_is_known_of_a_session_follows_a_clock_that_is_set_back(bench: Benc
     assert value(pipeline, "dflash_accept_length", early + 5.0) == 2.5
     assert feed.steps_per_second == 0.5
     assert sum("x" in row and "train/step" not in row for _, row in bench.spool.rows("run", 0, 100)) == 2
+
+
+def test_readings_follow_a_clock_that_is_set_back_and_ignore_late_ones(bench: Bench) -> None:
+    """A reading from after the step counts; one that was begun before the newest, and hung, does not."""
+    pipeline = bench.pipeline()
+
+    def read(time_s: float, success: bool) -> None:
+        reading = Reading(collector="host", success=success, time_s=time_s, duration_s=0.1)
+        pipeline.add_readings([reading, reading])
+        pipeline.turn(1.0)
+
+    bench.wall_s = START_S + 10_900.0
+    read(bench.wall_s, success=True)
+    read(bench.wall_s - 60.0, success=False)
+    assert value(pipeline, "dflash_collector_success", bench.wall_s) == 1.0
+    bench.wall_s = START_S + 100.0
+    read(bench.wall_s, success=False)
+
+    assert value(pipeline, "dflash_collector_success", bench.wall_s) == 0.0
+    assert len(list(bench.journal.samples_between(0.0, START_S + 20_000.0))) == 4
