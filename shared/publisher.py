@@ -10,7 +10,6 @@ request, served from the ring in small chunks between ticks (`shared.wire`). Not
 thread owns its socket alone and dies with the process.
 """
 
-import os
 import threading
 import time
 from collections import deque
@@ -21,6 +20,8 @@ import msgspec
 import zmq
 
 from shared.cells import Cells
+from shared.curve import CurveServer
+from shared.endpoint import bind_group_writable
 from shared.thread_name import name_this_thread
 from shared.wire import (
     PROTOCOL_VERSION,
@@ -48,6 +49,8 @@ HELLO_INTERVAL_S = 10.0
 MIN_HELLO_GAP_S = 0.05
 """However fast subscribers come and go, a hello is not built more often than this."""
 MAX_OPEN_REPLAYS = 64
+MAX_SUBSCRIPTION_BYTES = 4_096
+"""Whoever sends a larger message, also before its key was checked, is disconnected by libzmq."""
 CHUNK_BYTES = 128 * 1024
 CLOSE_QUIET_S = 0.3
 MAX_SLEEP_S = 0.1
@@ -107,7 +110,8 @@ class Publisher:
     Args:
         cells: the counters; all declared before `start`.
         identity: what the hello says.
-        path: socket path, claimed by the caller (`EndpointClaim`).
+        path: socket path, claimed by the caller (`EndpointClaim`), unless there is `curve`.
+        curve: listens on the network instead of on a path.
         interval_s: seconds between snapshots.
         ring_bytes: how much history can be replayed.
         on_tick: called on the telemetry thread before each snapshot, to mirror pulled values into cells.
@@ -120,7 +124,8 @@ class Publisher:
         *,
         cells: Cells,
         identity: Identity,
-        path: Path,
+        path: Path | None = None,
+        curve: CurveServer | None = None,
         interval_s: float = 1.0,
         ring_bytes: int = 64 * 1024 * 1024,
         on_tick: Callable[[], None] = lambda: None,
@@ -131,6 +136,7 @@ class Publisher:
         self._cells = cells
         self._schema = cells.schema()
         self._path = path
+        self._curve = curve
         self._interval_s = interval_s
         self._linger_s = linger_s
         self._on_tick = on_tick
@@ -158,7 +164,12 @@ class Publisher:
         self._socket.setsockopt(zmq.LINGER, 0)
         # Every subscription and every end of one is reported, not only the first and the last of a topic.
         self._socket.setsockopt(zmq.XPUB_VERBOSER, 1)
-        _bind_group_writable(self._socket, self._path)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION_BYTES)
+        if self._curve is not None:
+            self._curve.bind(self._socket)
+        else:
+            assert self._path is not None
+            bind_group_writable(self._socket, self._path)
         self._thread.start()
 
     def event(self, kind: str, **detail: Scalar) -> None:
@@ -169,9 +180,12 @@ class Publisher:
         """Send what is left and a goodbye; waits at most the linger time for a sidecar that is being restarted."""
         self.event("goodbye", exit_code=exit_code)
         self._stopping.set()
-        self._thread.join(timeout=self._linger_s + 5.0)
+        if self._thread.ident is not None:  # else `start` failed
+            self._thread.join(timeout=self._linger_s + 5.0)
         if not self._thread.is_alive():
             # Else the thread still uses the socket, and both die with the process.
+            if self._curve is not None:
+                self._curve.close()
             self._context.destroy(linger=0)
 
     def _run(self) -> None:
@@ -279,12 +293,3 @@ class Publisher:
                 quiet_since_s = time.monotonic()
             elif time.monotonic() - quiet_since_s > CLOSE_QUIET_S:
                 return
-
-
-def _bind_group_writable(socket: "zmq.Socket[bytes]", path: Path) -> None:
-
-    previous = os.umask(0o117)
-    try:
-        socket.bind(f"ipc://{path}")
-    finally:
-        os.umask(previous)

@@ -16,6 +16,7 @@ import torch
 
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
+from shared.curve import CurveServer
 from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
 from shared.wire import Device, Scalar, Step
@@ -89,10 +90,15 @@ class Pipeline:
         )
         self._ring_metrics = RingMetrics(self._cells)
 
-    def start_telemetry(self, directory: Path) -> Path:
-        """Claim the endpoint and start publishing; raises EndpointError when it is taken or cannot be."""
-        path = socket_path(directory, self.config.run.id, 0)
-        self._cleanup.enter_context(EndpointClaim(path))
+    def start_telemetry(self, directory: Path) -> Path | str:
+        """Claim the endpoint and start publishing; raises EndpointError or CurveError when it is taken or cannot be."""
+        telemetry = self.config.telemetry
+        path = curve = None
+        if telemetry.endpoint:
+            curve = CurveServer(telemetry.endpoint, Path(telemetry.keys))
+        else:
+            path = socket_path(directory, self.config.run.id, 0)
+            self._cleanup.enter_context(EndpointClaim(path))
         target_device, drafter_device = self._materials.target.device, self._drafter_device
         self.publisher = Publisher(
             cells=self._cells,
@@ -108,6 +114,7 @@ class Pipeline:
                 config=self.config.flat(),
             ),
             path=path,
+            curve=curve,
             interval_s=self.config.telemetry.interval_s,
             ring_bytes=self.config.telemetry.ring_bytes,
             linger_s=self.config.telemetry.linger_s,
@@ -115,7 +122,7 @@ class Pipeline:
             collect=self.mailbox.collect,
         )
         self.publisher.start()
-        return path
+        return path or telemetry.endpoint
 
     def train(self, watch: Callable[[], None]) -> None:
         """Run the workers to the end, calling `watch` regularly; raises what the first failing worker raised."""
