@@ -58,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="check a file of metric definitions")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(command=_check)
+    keys = commands.add_parser("keys", help="make the keys for trainers on other machines")
+    keys.add_argument("directory", type=Path, metavar="DIR")
+    keys.set_defaults(command=_keys)
     push = commands.add_parser("push", help="upload the rows that wait in the spool, and return when W&B has them")
     push.set_defaults(command=_push)
     for sub in (stop, status, push):
@@ -149,6 +152,16 @@ def _check(arguments: argparse.Namespace) -> int:
     from sidecar.commands import check  # noqa: PLC0415 - see the module docstring
 
     print(check(arguments.file))
+    return 0
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    from shared.curve import make_keys  # noqa: PLC0415 - see the module docstring
+
+    trainer, sidecar = make_keys(arguments.directory)
+    print(f"made {trainer} and {sidecar}; each holds a secret: copy them only over ssh or the like")
+    print(f"trainers: --set telemetry.endpoint=tcp://HOST:PORT --set telemetry.keys={trainer}")
+    print(f"sidecar:  --set 'remote.endpoints=[\"tcp://HOST:PORT\"]' --set remote.keys={sidecar}")
     return 0
 
 

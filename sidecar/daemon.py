@@ -20,6 +20,7 @@ from types import FrameType
 
 import msgspec
 
+from shared.curve import CurveClient
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import NvmlCollector
 from sidecar.collectors.process import ProcessCollector
@@ -88,6 +89,7 @@ class Daemon:
         self._next_trim_s = 0.0
         self._notifier = Notifier(environ)
         self._sink = PrometheusSink()
+        curve = CurveClient.load(Path(config.remote.keys)) if config.remote.endpoints else None
         with ExitStack() as stack:
             self._http = HttpServer(
                 listen=config.address,
@@ -119,7 +121,8 @@ class Daemon:
                 config.collectors.deadline_s,
             )
             stack.callback(self._collectors.close)
-            self._receiver = Receiver(Intake(self._journal, uuid.uuid4().hex[:12], time.monotonic()), runtime_dir)
+            intake = Intake(self._journal, uuid.uuid4().hex[:12], time.monotonic())
+            self._receiver = Receiver(intake, runtime_dir, config.remote.endpoints, curve)
             stack.callback(self._receiver.close)
             self._publication = Publication(self._journal, self._pipeline, self._definitions, self._outlet)
             self._publication.introduce(self._url(), state_dir.path, runtime_dir)

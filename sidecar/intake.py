@@ -12,33 +12,23 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
+from shared.curve import is_remote
 from shared.endpoint import live_owner_pid
-from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record
+from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record, encode
 from sidecar.database import is_corruption
 from sidecar.frames import check_hello, check_record, decode_frame, topic_of
 from sidecar.journal import Batch, Journal, LostRange
 from sidecar.samples import Labels, labels_of
-from sidecar.sessions import SessionTrack
+from sidecar.sessions import SessionTrack, Subscription
 
 COMMIT_INTERVAL_S = 0.1
 COMMIT_RECORDS = 500
 FAILED_COMMIT_PAUSE_S = 5.0
 CHECK_INTERVAL_S = 1.0
-GOODBYE_QUIET_S = 0.5
-GOODBYE_PATIENCE_S = 2.0
 MAX_EARLY_RECORDS = 100
 MAX_EARLY_BYTES = 64 * 1024
 _log = logging.getLogger(__name__)
-
-
-class Subscription(NamedTuple):
-    """One change to what an endpoint's socket subscribes to."""
-
-    endpoint: str
-    topic: bytes
-    wanted: bool
 
 
 class Intake:
@@ -139,7 +129,9 @@ class Intake:
                 continue
             held = self._journal.held_seqs(stored.number, stored.next_seq)
             last_s = self._journal.last_time_s(stored.number) or stored.hello.start_time_s
-            track = SessionTrack(stored, held, now_s - max(self._wall_s() - last_s, 0.0))
+            # A trainer elsewhere cannot be looked at: it has its time from when it could be heard.
+            age_s = 0.0 if is_remote(stored.endpoint) else max(self._wall_s() - last_s, 0.0)
+            track = SessionTrack(stored, held, now_s - age_s)
             if (before := known.get(stored.name)) is not None:
                 track.expect(before.end_seq)
                 track.heard_s = before.heard_s
@@ -223,18 +215,27 @@ class Intake:
     def _accept(self, endpoint: str, hello: Hello, body: bytes, now_s: float) -> SessionTrack:
         """Begin a session. Those before it that are dead end now, so that series of both never meet."""
         for other in list(self._tracks.values()):
-            alive = other.endpoint != endpoint and self._owner_pid(Path(other.endpoint)) is not None
+            alive = other.endpoint != endpoint and other.is_there(now_s, self._owner_pid)
             if alive and other.name == hello.session:
                 raise FrameError("session_conflict", f"session {hello.session} already lives at {other.endpoint}")
             if not alive and other.name != hello.session:
-                self._end(other, now_s)
+                self._end(other, now_s, may_return=other.is_remote and other.endpoint != endpoint)
         try:
+            self._settle(endpoint, hello.session, now_s)
             stored = self._journal.open_session(hello, body, endpoint, self._labels(hello))
         except sqlite3.OperationalError as error:
             raise FrameError("journal", f"cannot write the journal: {error}") from error
         track = SessionTrack(stored, self._journal.held_seqs(stored.number, stored.next_seq), now_s)
         self._tracks[hello.session] = track
         return track
+
+    def _settle(self, endpoint: str, session: str, now_s: float) -> None:
+        """Give up what earlier sessions of an endpoint might still have brought: another one has taken their place."""
+        for stored in self._journal.sessions():
+            is_here = stored.endpoint == endpoint and stored.name != session
+            if is_here and stored.ended_s is not None and stored.next_seq < stored.end_seq:
+                again = self._journal.open_session(stored.hello, encode(stored.hello), endpoint, stored.labels)
+                self._end(SessionTrack(again, self._journal.held_seqs(again.number, again.next_seq), now_s), now_s)
 
     def _labels(self, hello: Hello) -> Labels:
         """Labels that keep this session apart from those that live beside it: none as long as it is alone."""
@@ -266,19 +267,14 @@ class Intake:
 
     def _end_silent_sessions(self, now_s: float) -> None:
         for track in list(self._tracks.values()):
-            silence_s = now_s - track.heard_s
-            if track.has_said_goodbye and track.is_complete:
-                ended = silence_s >= GOODBYE_QUIET_S
-            else:
-                limit_s = GOODBYE_PATIENCE_S if track.has_said_goodbye else track.silence_limit_s
-                ended = silence_s >= limit_s and self._owner_pid(Path(track.endpoint)) is None
-            if ended:
-                self._end(track, now_s)
+            if track.has_ended(now_s, self._owner_pid):
+                self._end(track, now_s, may_return=track.is_remote and not track.has_said_goodbye)
 
-    def _end(self, track: SessionTrack, now_s: float) -> None:
+    def _end(self, track: SessionTrack, now_s: float, *, may_return: bool = False) -> None:
+        """End a session. What one that may return still owes is not lost: its next hello reopens it."""
         if track.request is not None:
             self._subscriptions.append(Subscription(track.endpoint, track.request.topic, wanted=False))
-        if not track.is_complete:
+        if not track.is_complete and not may_return:
             self._give_up(track, track.end_seq, "trainer_gone", now_s)
         self._batch.positions[track.number] = (track.next_seq, track.end_seq)
         self._batch.ended.append((self._wall_s(), track.exit_code, track.number))

@@ -1,8 +1,8 @@
 """A trainer's telemetry without a trainer: the real publisher in a process of its own, at a steady pace of steps.
 
 Run as a script: `trainer_process.py RUN_ID STEPS_PER_SECOND RING_BYTES`; it publishes until SIGTERM, then says goodbye
-with exit code 0 and prints how many steps and records there were. It takes `telemetry.` settings from the environment as
-the real one does; `TRAINER_CONFIG` is JSON for its hello.
+with exit code 0 and prints how many steps and records there were. Settings of `telemetry.` come
+from the environment as for the real one; `TRAINER_CONFIG` is JSON for its hello.
 """
 
 import json

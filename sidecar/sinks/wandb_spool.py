@@ -101,6 +101,8 @@ class Spool:
                     "UPDATE runs SET config = ? WHERE run_id = ?", json.dumps(run_config(hello)), hello.run_id
                 )
                 self._ensure_session(hello.run_id, hello.session)
+                # One that was thought to be over and came back is not over.
+                self._execute("UPDATE sessions SET exit_code = NULL WHERE session = ?", hello.session)
         return float(self._one("SELECT start_time_s FROM runs WHERE run_id = ?", hello.run_id)[0])
 
     def cursor(self, session: str) -> Cursor:
