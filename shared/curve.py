@@ -114,7 +114,7 @@ class CurveServer:
         except zmq.ZMQError as error:
             self.close()
             raise CurveError(
-                f"telemetry.endpoint={self._endpoint}: {error.strerror}; "
+                f"telemetry.endpoint={self._endpoint}: {os.strerror(error.errno or 0)}; "
                 "give an address of this machine and a port that is free"
             ) from error
 
