@@ -97,6 +97,7 @@ class Daemon:
                 status=lambda: msgspec.to_builtins(self._publication.document),
                 reload=self.reload,
                 ready=lambda: self._is_ready,
+                http=config.http,
             )
             stack.callback(self._http.close)
             self._journal = Journal(state_dir.path / JOURNAL_NAME)
@@ -125,8 +126,8 @@ class Daemon:
             self._receiver = Receiver(intake, runtime_dir, config.remote.endpoints, curve)
             stack.callback(self._receiver.close)
             self._publication = Publication(self._journal, self._pipeline, self._definitions, self._outlet)
-            self._publication.introduce(self._url(), state_dir.path, runtime_dir)
-            state_dir.announce(self._url())
+            self._publication.introduce(self._http.url, state_dir.path, runtime_dir)
+            state_dir.announce(self._http.url)
             self._closing = stack.pop_all()
 
     def run(self) -> None:
@@ -172,7 +173,7 @@ class Daemon:
         self._http.start()
         self._is_ready = True
         self._notifier.ready(self._publication.summary())
-        _log.info("listening on %s, looking for trainers in %s", self._url(), self._runtime_dir)
+        _log.info("listening on %s, looking for trainers in %s", self._http.url, self._runtime_dir)
         _log.info("definitions: %s; W&B: %s", self._definitions.current.file, self._outlet.summary())
         if not self._pipeline.trainers:
             _log.info("no trainer yet; it is found as soon as it starts with the same DFLASH_RUNTIME_DIR")
@@ -220,10 +221,6 @@ class Daemon:
     def _row_values(self, at: str, time_s: float) -> Mapping[str, float]:
         definitions = self._definitions.current
         return definitions.evaluate(self._pipeline.store, time_s, "step" if at == "step" else "tick").wandb
-
-    def _url(self) -> str:
-        host = self._config.address[0]
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._http.port}"
 
     def _file_failure(self, error: sqlite3.Error) -> SidecarError:
         if is_corruption(error):

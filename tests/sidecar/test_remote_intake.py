@@ -78,7 +78,7 @@ def test_silence_ends_it_and_its_next_hello_reopens_it_with_what_it_owed(bench: 
 
 @pytest.mark.parametrize("endpoint", [LOCAL, ELSEWHERE])
 def test_another_trainer_ends_only_what_has_been_silent(bench: Bench, endpoint: str) -> None:
-    """A hello from anywhere else neither ends a trainer that was heard lately nor makes one that was not lose records."""
+    """A hello from anywhere else never ends a trainer that was heard lately, and costs a silent one no records."""
     bench.take(hello(next_seq=2), snap(0))
     bench.take(hello("s2"), endpoint=endpoint)
     bench.pass_time(1.0)
@@ -94,7 +94,7 @@ def test_another_trainer_ends_only_what_has_been_silent(bench: Bench, endpoint: 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_successor_at_the_same_address_settles_what_is_lost(bench: Bench, restarted: bool) -> None:
-    """When another session answers at its address a silent one cannot return: its gap is lost, what lies behind is kept."""
+    """When another session answers at its address a silent one cannot return: its gap is lost, the rest is kept."""
     bench.take(hello(next_seq=6), snap(0), snap(3), snap(5))
     bench.pass_time(SILENCE_LIMIT_S + 1.0)
     before = bench.lost()
