@@ -123,6 +123,7 @@ def _is_ready(url: str, tls_cert: str) -> bool:
 def _get(url: str, path: str, tls_cert: str) -> str:
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port
+    connection: http.client.HTTPConnection
     if parts.scheme == "https":
         connection = _PinnedConnection(host, port, tls_cert)
     else:
