@@ -227,9 +227,9 @@ def test_plain_http_and_rubbish_against_tls_are_quiet(tmp_path: Path, caplog: py
         old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
         old.set_ciphers("DEFAULT@SECLEVEL=0")
-        with pytest.warns(DeprecationWarning):
+        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             old.maximum_version = ssl.TLSVersion.TLSv1_1
-        with pytest.raises(OSError, match="(?i)protocol|alert|eof|reset"), side.connect() as plain:
+        with pytest.raises(OSError, match=r"(?i)protocol|alert|eof|reset"), side.connect() as plain:
             old.wrap_socket(plain).close()
         scrapes(side, 1)
 
