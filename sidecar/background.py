@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sidecar.config import SidecarConfig
-from sidecar.state_dir import StateDirError, owner_of
+from sidecar.state_dir import LOG_NAME, StateDirError, keep_files_private, owner_of
 from sidecar.status import StatusDocument
 
-LOG_NAME = "sidecar.log"
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 5.0
@@ -54,6 +53,7 @@ def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
     """Start a sidecar of its own life unless one is there already; returns who it is, once it answers."""
     if (running := _running(config, path)) is not None:
         return f"sidecar already running: pid {running.pid}, {running.url or 'about to answer'}"
+    keep_files_private()
     log = path / LOG_NAME
     try:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)

@@ -12,12 +12,13 @@ from sidecar.definitions import load
 from sidecar.outlet import SPOOL_NAME, wandb_settings
 from sidecar.publication import CATALOGUE
 from sidecar.sinks.wandb_push import push as upload
-from sidecar.state_dir import StateDir
+from sidecar.state_dir import StateDir, keep_files_private
 
 
 def run(config: SidecarConfig, path: Path) -> int:
     """Run a sidecar in the foreground until it is told to stop."""
     _log_to_stderr()
+    keep_files_private()
     state = StateDir(path)
     try:
         daemon = Daemon(config, state, runtime_dir(os.environ), os.environ)
@@ -40,6 +41,7 @@ def check(file: Path) -> str:
 def push(config: SidecarConfig, path: Path) -> int:
     """Upload what waits in the spool; no sidecar may be using it."""
     _log_to_stderr()
+    keep_files_private()
     state = StateDir(path)
     try:
         return upload(path / SPOOL_NAME, wandb_settings(config.wandb), os.environ, print)

@@ -17,7 +17,7 @@ from shared.curve import is_remote
 from shared.endpoint import live_owner_pid
 from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record, encode
 from sidecar.database import is_corruption
-from sidecar.frames import check_hello, check_record, decode_frame, topic_of
+from sidecar.frames import check_hello, check_record, decode_frame, scrub, topic_of
 from sidecar.journal import Batch, Journal, LostRange
 from sidecar.samples import Labels, labels_of
 from sidecar.sessions import SessionTrack, Subscription
@@ -145,7 +145,7 @@ class Intake:
         if isinstance(message, ReplayChunk):
             self._take_chunk(endpoint, parts[0], message, now_s)
         elif isinstance(message, Hello):
-            self._take_hello(endpoint, message, parts[1], now_s)
+            self._take_hello(endpoint, *scrub(message, parts[1]), now_s)
         else:
             self._take_record(endpoint, message, parts[1], now_s)
 

@@ -19,6 +19,7 @@ from shared.cells import Cells
 from shared.curve import CurveServer
 from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
+from shared.redaction import without_secrets
 from shared.wire import Device, Scalar, Step
 from trainer.batches import Batches
 from trainer.checkpoint import Checkpoint, CheckpointStore
@@ -111,7 +112,7 @@ class Pipeline:
                     Device("target", "0", str(target_device), _uuid(target_device)),
                     Device("drafter", "0", str(drafter_device), _uuid(drafter_device)),
                 ),
-                config=self.config.flat(),
+                config=without_secrets(self.config.flat()),
             ),
             path=path,
             curve=curve,
