@@ -79,7 +79,7 @@ def socket_path(directory: Path, run_id: str, rank: int) -> Path:
 def live_owner_pid(path: Path) -> int | None:
     """Process id of whoever listens on the socket, None when nobody does (absent or stale)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
+        probe.setblocking(False)  # a stopped owner's backlog fills up, and a connect would wait for it
         try:
             probe.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.curve import check_remote
+from shared.remote import check_remote
 from shared.settings import SettingsError, assignments_layer, environment_layer, resolve, toml_layer
 
 SYSTEM_STATE_DIR = Path("/var/lib/dflash-sidecar")

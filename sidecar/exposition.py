@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from shared.schema import Family
 from sidecar.collectors.reading import Value, export
-from sidecar.journal import StoredSession
 from sidecar.samples import ExportedFamily, Labels, labels_of
 from sidecar.session_feed import SessionFeed
+from sidecar.stored import StoredSession
 
-LOSS_REASONS = ("ring_overrun", "trainer_gone")
+LOSS_REASONS = ("ring_overrun", "trainer_gone", "unreadable", "damaged")
 RELOAD_OUTCOMES = ("success", "failure")
 
 LIVENESS_FAMILIES = (
@@ -26,6 +26,7 @@ LIVENESS_FAMILIES = (
 SIDECAR_FAMILIES = (
     Family("dflash_sidecar_info", "gauge", "Always 1; says which sidecar this is.", ("version",)),
     Family("dflash_sidecar_start_time_seconds", "gauge", "When this sidecar process started."),
+    Family("dflash_journal_up", "gauge", "1 while records go to the disk, 0 while the sidecar serves from memory."),
     Family("dflash_records_received_total", "counter", "Records stored, each once."),
     Family("dflash_records_replayed_total", "counter", "Records that came by replay."),
     Family("dflash_records_lost_total", "counter", "Records that nobody can bring back, by reason.", ("reason",)),
@@ -62,8 +63,10 @@ def liveness(feeds: Iterable[SessionFeed], gone: StoredSession | None) -> tuple[
     return export(LIVENESS_FAMILIES, values)
 
 
-def counted(counts: Mapping[tuple[str, str], int]) -> list[Value]:
+def counted(counts: Mapping[tuple[str, str], int] | None) -> list[Value]:
     """The journal's counts under their public names; known reasons that never occurred are shown as 0."""
+    if counts is None:
+        return []
     values: list[Value] = [
         ("dflash_records_received_total", (), float(counts.get(("received", ""), 0))),
         ("dflash_records_replayed_total", (), float(counts.get(("replayed", ""), 0))),
@@ -80,13 +83,25 @@ def counted(counts: Mapping[tuple[str, str], int]) -> list[Value]:
 
 
 def merged(families: Iterable[ExportedFamily]) -> tuple[ExportedFamily, ...]:
-    """One family per name, with the points of all that bear it."""
-    points: dict[str, list[tuple[str, Labels, float]]] = {}
+    """One family per name, with the points of all that bear it.
+
+    The first says of what kind it is and has each point that it has: one trainer that gives a name another meaning
+    must not take it from the rest.
+    """
+    points: dict[str, dict[tuple[str, Labels], float]] = {}
     first: dict[str, ExportedFamily] = {}
     for family in families:
-        first.setdefault(family.name, family)
-        points.setdefault(family.name, []).extend(family.points)
+        if first.setdefault(family.name, family).kind != family.kind:
+            continue
+        known = points.setdefault(family.name, {})
+        for name, labels, value in family.points:
+            known.setdefault((name, labels), value)
     return tuple(
-        ExportedFamily(name=name, kind=family.kind, help=family.help, points=tuple(points[name]))
+        ExportedFamily(
+            name=name,
+            kind=family.kind,
+            help=family.help,
+            points=tuple((*key, value) for key, value in points[name].items()),
+        )
         for name, family in first.items()
     )

@@ -3,31 +3,28 @@
 No sockets here. Frames go in through `take`, and `turn` commits what came and returns the subscriptions to change,
 because in this protocol asking for a replay, and for a fresh hello, is a subscription (`shared.wire`).
 
-Whatever goes wrong while committing (a full disk, say) is a gap like any other: the batch is dropped, the books are
-read back from the journal, and replay brings the records when there is room again.
+A journal that cannot be written (a full disk, say) ends this intake with an sqlite3.Error: another one goes on with
+another journal, and whatever this one had not stored is a gap like any other, which replay fills.
 """
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.curve import is_remote
 from shared.endpoint import live_owner_pid
+from shared.remote import is_remote
 from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record, encode
-from sidecar.database import is_corruption
-from sidecar.frames import check_hello, check_record, decode_frame, scrub, topic_of
-from sidecar.journal import Batch, Journal, LostRange
+from sidecar.early_records import EarlyRecords
+from sidecar.frames import check_continues, check_hello, check_record, decode_frame, is_same_trainer, scrub
+from sidecar.journal import Journal
 from sidecar.samples import Labels, labels_of
-from sidecar.sessions import SessionTrack, Subscription
+from sidecar.sessions import SessionTrack, Subscription, joined
+from sidecar.stored import Batch, LostRange, StoredSession
 
 COMMIT_INTERVAL_S = 0.1
 COMMIT_RECORDS = 500
-FAILED_COMMIT_PAUSE_S = 5.0
 CHECK_INTERVAL_S = 1.0
-MAX_EARLY_RECORDS = 100
-MAX_EARLY_BYTES = 64 * 1024
 _log = logging.getLogger(__name__)
 
 
@@ -56,15 +53,14 @@ class Intake:
         self._wall_s = wall_s
         self._owner_pid = owner_pid
         self._tracks: dict[str, SessionTrack] = {}
-        self._early: dict[str, list[list[bytes]]] = {}
+        self._early = EarlyRecords()
         self._greeted: set[str] = set()
         self._subscriptions: list[Subscription] = []
         self._batch = Batch()
         self._commit_s = now_s
-        self._is_failing = False
         self._check_s = now_s
         self._complained: set[tuple[str, str]] = set()
-        self._read_books(now_s)
+        self._open_books(now_s)
 
     def has_open_session(self, endpoint: str) -> bool:
         """Whether a session on this endpoint has not ended."""
@@ -75,10 +71,7 @@ class Intake:
         try:
             self._take(endpoint, parts, now_s)
         except FrameError as error:
-            self._count("rejected", error.reason)
-            if (endpoint, error.reason) not in self._complained:
-                self._complained.add((endpoint, error.reason))
-                _log.warning("rejected a frame from %s: %s (further ones are only counted)", endpoint, error)
+            self._reject(endpoint, error)
 
     def turn(self, now_s: float) -> list[Subscription]:
         """Commit when due, look after gaps and ended sessions, and return the subscriptions to change."""
@@ -98,47 +91,24 @@ class Intake:
         return changes
 
     def commit(self, now_s: float) -> None:
-        """Write everything taken in so far; raises sqlite3.DatabaseError only when the journal is damaged."""
+        """Write everything taken in so far, all or nothing; raises sqlite3.Error."""
         batch = self._batch
-        if now_s < self._commit_s or not (batch.records or batch.counts or batch.lost or batch.ended):
+        if not (batch.records or batch.counts or batch.lost or batch.ended):
             return
         self._commit_s = now_s
         self._batch = Batch()
         batch.positions |= {track.number: (track.next_seq, track.end_seq) for track in self._tracks.values()}
-        try:
-            self._journal.append(batch)
-        except sqlite3.Error as error:
-            if is_corruption(error):
-                raise
-            self._commit_s = now_s + FAILED_COMMIT_PAUSE_S
-            if not self._is_failing:
-                _log.error("cannot write the journal (%s): records stay with the trainer meanwhile", error)
-            self._is_failing = True
-            self._read_books(now_s)
-        else:
-            if self._is_failing:
-                _log.info("the journal can be written again")
-            self._is_failing = False
+        self._journal.append(batch)
 
-    def _read_books(self, now_s: float) -> None:
-        """Make the tracks say what the journal says, keeping what is known to exist beyond it."""
-        known = self._tracks
-        self._tracks = {}
+    def _open_books(self, now_s: float) -> None:
+        """Make tracks of the sessions that the journal has as open."""
         for stored in self._journal.sessions():
-            if stored.ended_s is not None:
-                continue
-            held = self._journal.held_seqs(stored.number, stored.next_seq)
-            last_s = self._journal.last_time_s(stored.number) or stored.hello.start_time_s
-            # A trainer elsewhere cannot be looked at: it has its time from when it could be heard.
-            age_s = 0.0 if is_remote(stored.endpoint) else max(self._wall_s() - last_s, 0.0)
-            track = SessionTrack(stored, held, now_s - age_s)
-            if (before := known.get(stored.name)) is not None:
-                track.expect(before.end_seq)
-                track.heard_s = before.heard_s
-                track.postpone(self._commit_s)
-                if before.request is not None:
-                    self._subscriptions.append(Subscription(before.endpoint, before.request.topic, wanted=False))
-            self._tracks[stored.name] = track
+            if stored.ended_s is None:
+                held = self._journal.held_seqs(stored.number, stored.next_seq)
+                last_s = self._journal.last_time_s(stored.number) or stored.hello.start_time_s
+                # A trainer elsewhere cannot be looked at: it has its time from when it could be heard.
+                silence_s = 0.0 if is_remote(stored.endpoint) else max(self._wall_s() - last_s, 0.0)
+                self._tracks[stored.name] = SessionTrack(stored, held, now_s - silence_s)
 
     def _take(self, endpoint: str, parts: list[bytes], now_s: float) -> None:
         message = decode_frame(parts)
@@ -152,8 +122,8 @@ class Intake:
     def _take_hello(self, endpoint: str, hello: Hello, body: bytes, now_s: float) -> None:
         check_hello(hello)
         track = self._tracks.get(hello.session)
-        if track is not None and track.hello.schema_digest != hello.schema_digest:
-            raise FrameError("schema_changed", f"session {hello.session} changed its schema")
+        if track is not None:
+            check_continues(track.hello, hello)
         if track is None or track.endpoint != endpoint:
             track = self._accept(endpoint, hello, body, now_s)
         track.heard_s = now_s
@@ -164,7 +134,7 @@ class Intake:
                 "trainer connected: run %s, session %s, pid %d, %d earlier records to fetch",
                 *(hello.run_id, hello.session, hello.pid, max(hello.next_seq - track.next_seq, 0)),
             )
-        for parts in self._early.pop(endpoint, []):
+        for parts in self._early.release(endpoint):
             self.take(endpoint, parts, now_s)
         if hello.first_seq > track.next_seq:
             self._give_up(track, hello.first_seq, "ring_overrun", now_s)
@@ -176,66 +146,67 @@ class Intake:
         if track.request is None or topic != track.request.topic:
             return  # the rest of an answer that was given up; it will be, or was, asked for again
         track.hear_answer(now_s)
-        for body in chunk.bodies:
-            record = decode_record(body)
-            if record.session != chunk.session:
-                raise FrameError("session_conflict", f"a record of {record.session} in a replay of {chunk.session}")
-            if self._take_record(endpoint, record, body, now_s):
-                self._count("replayed", "")
+        unreadable = []
+        for seq, body in enumerate(chunk.bodies, chunk.first_seq):
+            try:
+                self._take_replayed(endpoint, chunk.session, body, now_s)
+            except FrameError as error:
+                self._reject(endpoint, error)
+                # Asking again brings the same bytes again, and what came after it would wait for ever.
+                if seq == track.next_seq < track.request.end and track.accept(seq):
+                    unreadable.append((seq, seq + 1))
         if chunk.done:
             self._close_request(track, now_s)
+        self._lose(track, joined(unreadable), "unreadable", now_s)
+
+    def _take_replayed(self, endpoint: str, session: str, body: bytes, now_s: float) -> None:
+        record = decode_record(body)
+        if record.session != session:
+            raise FrameError("session_conflict", f"a record of {record.session} in a replay of {session}")
+        if self._take_record(endpoint, record, body, now_s):
+            self._count("replayed", "")
 
     def _take_record(self, endpoint: str, record: Record, body: bytes, now_s: float) -> bool:
         """Keep a record unless it is already here; True when it is new."""
         track = self._tracks.get(record.session)
         if track is None:
-            self._keep_early(endpoint, record, body)
+            self._early.keep(endpoint, record, body)
             return False
         if track.endpoint != endpoint:
             raise FrameError("session_conflict", f"session {record.session} lives at {track.endpoint}")
-        check_record(track.hello, record)
+        check_record(record, track.num_cells)
         track.heard_s = now_s
         if not track.accept(record.seq):
             return False
         self._batch.records.append((track.number, record, body))
         self._count("received", "")
         if isinstance(record, Event) and record.kind == "goodbye":
-            exit_code = record.detail.get("exit_code")
-            track.has_said_goodbye = True
-            track.exit_code = exit_code if isinstance(exit_code, int) else None
+            track.say_goodbye(record.detail.get("exit_code"))
         return True
-
-    def _keep_early(self, endpoint: str, record: Record, body: bytes) -> None:
-        """Records may overtake the hello that explains them, but not many, and it comes within a moment."""
-        early = self._early.setdefault(endpoint, [])
-        if len(early) >= MAX_EARLY_RECORDS or len(body) > MAX_EARLY_BYTES:
-            raise FrameError("no_hello", f"session {record.session} has not said hello")
-        early.append([topic_of(record), body])
 
     def _accept(self, endpoint: str, hello: Hello, body: bytes, now_s: float) -> SessionTrack:
         """Begin a session. Those before it that are dead end now, so that series of both never meet."""
         for other in list(self._tracks.values()):
             alive = other.endpoint != endpoint and other.is_there(now_s, self._owner_pid)
-            if alive and other.name == hello.session:
-                raise FrameError("session_conflict", f"session {hello.session} already lives at {other.endpoint}")
+            if alive and is_same_trainer(other.hello, hello):
+                raise FrameError("session_conflict", f"{other.name} of run {hello.run_id} lives at {other.endpoint}")
             if not alive and other.name != hello.session:
                 self._end(other, now_s, may_return=other.is_remote and other.endpoint != endpoint)
-        try:
-            self._settle(endpoint, hello.session, now_s)
-            stored = self._journal.open_session(hello, body, endpoint, self._labels(hello))
-        except sqlite3.OperationalError as error:
-            raise FrameError("journal", f"cannot write the journal: {error}") from error
+        for earlier in self._journal.sessions():
+            if earlier.name == hello.session:
+                check_continues(earlier.hello, hello)
+            elif earlier.endpoint == endpoint and earlier.ended_s is not None and earlier.next_seq < earlier.end_seq:
+                self._settle(earlier, now_s)
+        stored = self._journal.open_session(hello, body, endpoint, self._labels(hello))
         track = SessionTrack(stored, self._journal.held_seqs(stored.number, stored.next_seq), now_s)
         self._tracks[hello.session] = track
         return track
 
-    def _settle(self, endpoint: str, session: str, now_s: float) -> None:
-        """Give up what earlier sessions of an endpoint might still have brought: another one has taken their place."""
-        for stored in self._journal.sessions():
-            is_here = stored.endpoint == endpoint and stored.name != session
-            if is_here and stored.ended_s is not None and stored.next_seq < stored.end_seq:
-                again = self._journal.open_session(stored.hello, encode(stored.hello), endpoint, stored.labels)
-                self._end(SessionTrack(again, self._journal.held_seqs(again.number, again.next_seq), now_s), now_s)
+    def _settle(self, earlier: StoredSession, now_s: float) -> None:
+        """Give up what an ended session might still have brought: another one has taken its place."""
+        hello = earlier.hello
+        again = self._journal.open_session(hello, encode(hello), earlier.endpoint, earlier.labels)
+        self._end(SessionTrack(again, self._journal.held_seqs(again.number, again.next_seq), now_s), now_s)
 
     def _labels(self, hello: Hello) -> Labels:
         """Labels that keep this session apart from those that live beside it: none as long as it is alone."""
@@ -252,7 +223,12 @@ class Intake:
             self._subscriptions.append(Subscription(track.endpoint, TOPIC_HELLO, wanted=True))
 
     def _give_up(self, track: SessionTrack, before_seq: int, reason: str, now_s: float) -> None:
-        runs = track.give_up_before(before_seq)
+        self._lose(track, track.give_up_before(before_seq), reason, now_s)
+
+    def _lose(self, track: SessionTrack, runs: list[tuple[int, int]], reason: str, now_s: float) -> None:
+        """Count and report runs of records as lost, together with the position behind them."""
+        if not runs:
+            return
         for first, end in runs:
             self._batch.lost.append(LostRange(track.name, first, end, reason))
             self._count("lost", reason, end - first)
@@ -281,9 +257,14 @@ class Intake:
         self._tracks.pop(track.name, None)
         self.commit(now_s)
         how = f"exit code {track.exit_code}" if track.has_said_goodbye else "without a goodbye"
-        _log.info(
-            "trainer left: run %s, session %s, pid %d, %s", *(track.hello.run_id, track.name, track.hello.pid, how)
-        )
+        who = (track.hello.run_id, track.name, track.hello.pid)
+        _log.info("trainer left: run %s, session %s, pid %d, %s", *who, how)
+
+    def _reject(self, endpoint: str, error: FrameError) -> None:
+        self._count("rejected", error.reason)
+        if (endpoint, error.reason) not in self._complained:
+            self._complained.add((endpoint, error.reason))
+            _log.warning("rejected a frame from %s: %s (further ones are only counted)", endpoint, error)
 
     def _count(self, name: str, label: str, amount: int = 1) -> None:
         key = (name, label)

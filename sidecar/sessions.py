@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.curve import is_remote
-from shared.wire import Hello, ReplayRequest
-from sidecar.journal import StoredSession
+from shared.remote import is_remote
+from shared.wire import Hello, ReplayRequest, Scalar
+from sidecar.stored import StoredSession
 
 WINDOW_RECORDS = 5_000
 ANSWER_TIMEOUT_S = 2.0
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
+MAX_EXIT_CODE = 2**31
 MIN_SILENCE_S = 10.0
 SILENT_INTERVALS = 5
 GOODBYE_QUIET_S = 0.5
@@ -43,6 +44,7 @@ class SessionTrack:
     def __init__(self, stored: StoredSession, held: Iterable[int], now_s: float) -> None:
         self.number = stored.number
         self.hello: Hello = stored.hello
+        self.num_cells = stored.hello.schema.num_cells
         self.endpoint = stored.endpoint
         self.next_seq = stored.next_seq
         self._held = set(held)
@@ -111,6 +113,12 @@ class SessionTrack:
         self._advance()
         return True
 
+    def say_goodbye(self, exit_code: Scalar) -> None:
+        """Note that the trainer said goodbye, and the exit code if it is one."""
+        self.has_said_goodbye = True
+        # SQLite has room for 64 bits, a frame may hold more.
+        self.exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < MAX_EXIT_CODE else None
+
     def give_up_before(self, seq: int) -> list[tuple[int, int]]:
         """Stop waiting for what is missing below `seq`, and return those runs as [first, end)."""
         self.expect(seq)
@@ -132,10 +140,6 @@ class SessionTrack:
         self._asked_at_seq = self.next_seq
         self._deadline_s = now_s + ANSWER_TIMEOUT_S
         return self.request
-
-    def postpone(self, until_s: float) -> None:
-        """Ask for nothing before a time."""
-        self._ask_again_s = max(self._ask_again_s, until_s)
 
     def hear_answer(self, now_s: float) -> None:
         """Note that part of an answer came: there is reason to wait on."""
@@ -161,3 +165,14 @@ class SessionTrack:
         while self.next_seq in self._held:
             self._held.remove(self.next_seq)
             self.next_seq += 1
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rising runs [first, end), with those that touch made one."""
+    result: list[tuple[int, int]] = []
+    for first, end in runs:
+        if result and result[-1][1] == first:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((first, end))
+    return result

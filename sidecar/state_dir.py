@@ -8,6 +8,7 @@ What is in there (settings, losses, paths, names) is for its owner and his group
 older version are changed.
 """
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -45,7 +46,7 @@ class StateDir:
         self.path = path
         try:
             path.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = _open_lock(path / LOCK_NAME)
         except OSError as error:
             raise StateDirError(
                 f"{path}: {error.strerror}; give a writable directory with --state-dir or DFLASH_STATE_DIR"
@@ -61,14 +62,16 @@ class StateDir:
         _make_private(path)
 
     def announce(self, url: str) -> None:
-        """Write who owns the directory and where it answers."""
+        """Write who owns the directory and where it answers; on a disk that takes nothing, nobody learns it."""
         data = msgspec.json.encode(Owner(os.getpid(), url))
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, data, 0)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, data, 0)  # first, so that a full disk has room for it where the last owner's was
+            os.ftruncate(self._fd, len(data))
 
     def close(self) -> None:
         """Give the directory up."""
-        os.ftruncate(self._fd, 0)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
         os.close(self._fd)
 
 
@@ -98,6 +101,16 @@ def _make_private(path: Path) -> None:
             mode = stat.S_IMODE(file.stat().st_mode)
             if mode & stat.S_IRWXO:
                 file.chmod(mode & ~stat.S_IRWXO)
+
+
+def _open_lock(path: Path) -> int:
+    """Open the lock file; where it cannot be written any more, holding it is enough."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        if not path.exists():
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _lock(fd: int) -> None:

@@ -1,8 +1,8 @@
 """A trainer's telemetry without a trainer: the real publisher in a process of its own, at a steady pace of steps.
 
 Run as a script: `trainer_process.py RUN_ID STEPS_PER_SECOND RING_BYTES`; it publishes until SIGTERM, then says goodbye
-with exit code 0 and prints how many steps and records there were. Settings of `telemetry.` come
-from the environment as for the real one; `TRAINER_CONFIG` is JSON for its hello.
+with exit code 0 and prints how many steps and records there were. Every record is also in `RUN_ID.audit`. Settings of
+`telemetry.` come from the environment as for the real one; `TRAINER_CONFIG` is JSON for its hello.
 """
 
 import json
@@ -20,6 +20,7 @@ from shared.curve import CurveServer
 from shared.endpoint import EndpointClaim, runtime_dir, socket_path
 from shared.publisher import Identity, Publisher
 from shared.wire import Step
+from trainer.audit import AuditTrail
 from trainer.config import load_config
 
 
@@ -82,6 +83,7 @@ def main(run_id: str, steps_per_second: str, ring_bytes: str) -> None:
             interval_s=0.1,
             ring_bytes=int(ring_bytes),
             collect=lambda: list(pace.steps()),
+            audit=AuditTrail(Path(f"{run_id}.audit")).write,
         )
         publisher.start()
         signal.sigwait({signal.SIGTERM})

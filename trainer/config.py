@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.curve import check_remote
+from shared.remote import check_remote
 from shared.settings import (
     Layer,
     SettingsError,
@@ -148,6 +148,7 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str, Meta(description="empty is a local socket; tcp://HOST:PORT for a sidecar elsewhere, with keys")
     ] = ""
     keys: Annotated[str, Meta(description="directory trainer/ of the keys that `dflash-sidecar keys DIR` made")] = ""
+    audit_path: Annotated[str, Meta(description="for tests: append every published record to this file")] = ""
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
 from shared.redaction import without_secrets
 from shared.wire import Device, Scalar, Step
+from trainer.audit import AuditTrail
 from trainer.batches import Batches
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainerConfig
@@ -116,11 +117,12 @@ class Pipeline:
             ),
             path=path,
             curve=curve,
-            interval_s=self.config.telemetry.interval_s,
-            ring_bytes=self.config.telemetry.ring_bytes,
-            linger_s=self.config.telemetry.linger_s,
+            interval_s=telemetry.interval_s,
+            ring_bytes=telemetry.ring_bytes,
+            linger_s=telemetry.linger_s,
             on_tick=self._pull,
             collect=self.mailbox.collect,
+            audit=AuditTrail(Path(telemetry.audit_path)).write if telemetry.audit_path else None,
         )
         self.publisher.start()
         return path or telemetry.endpoint

@@ -15,8 +15,9 @@ from sidecar_process import wait_for
 
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
-from shared.curve import HANDSHAKE_TIMEOUT_MS, CurveClient, CurveError, CurveServer, check_remote, make_keys
+from shared.curve import HANDSHAKE_TIMEOUT_MS, CurveClient, CurveError, CurveServer, make_keys
 from shared.publisher import Identity, Publisher
+from shared.remote import check_remote
 from shared.settings import SettingsError
 
 Secure = Callable[["zmq.Socket[bytes]"], None]

@@ -10,7 +10,8 @@ import zmq
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
 from shared.endpoint import EndpointClaim, EndpointError, socket_path
-from shared.publisher import Identity, Publisher, Ring
+from shared.publisher import Identity, Publisher
+from shared.ring import Ring
 from shared.wire import (
     LIVE_TOPICS,
     Event,
@@ -58,7 +59,7 @@ def publisher(tmp_path: Path) -> Iterator[tuple[Publisher, Cells, Path]]:
     path = socket_path(tmp_path, "run", 0)
     with EndpointClaim(path):
         identity = Identity(run_id="run", session="s1", pid=1, start_time_s=1.0)
-        publisher = Publisher(cells=cells, identity=identity, path=path, interval_s=0.02, linger_s=2.0)
+        publisher = Publisher(cells=cells, identity=identity, path=path, interval_s=0.02, linger_s=0.3)
         publisher.start()
         yield publisher, cells, path
         publisher.close(0)

@@ -1,5 +1,6 @@
 """The intake without sockets: frames in, journal and subscriptions out."""
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from trainer_frames import event, frame, hello, snap, step
 
 from shared.schema import Schema
-from shared.wire import Hello, ReplayChunk, ReplayRequest, Snap, Step, encode
+from shared.wire import Hello, ReplayChunk, ReplayRequest, Scalar, Snap, Step, encode
 from sidecar.intake import Intake
 from sidecar.journal import Journal
 
@@ -47,7 +48,7 @@ class Bench:
 
     def rejected(self) -> dict[str, int]:
         """Committed counts of rejected frames by reason."""
-        return {label: value for (name, label), value in self.journal.counts().items() if name == "rejected"}
+        return {label: value for (name, label), value in (self.journal.counts() or {}).items() if name == "rejected"}
 
 
 @pytest.fixture
@@ -225,21 +226,104 @@ def test_strangers_without_a_hello_are_bounded(bench: Bench) -> None:
 
 
 def test_failed_commit_is_a_gap_that_replay_fills(bench: Bench) -> None:
-    """While the journal cannot be written nothing is claimed; afterwards the records are asked for again."""
+    """A journal that cannot be written ends the intake; the next one asks for what was not stored."""
     bench.take(hello(), snap(0))
     bench.pass_time(1.0)
     bench.journal._writer.execute("PRAGMA query_only = ON")
     bench.take(snap(1))
-    bench.pass_time(1.0)
+    with pytest.raises(sqlite3.OperationalError):
+        bench.pass_time(1.0)
     assert bench.seqs() == [0]
 
     bench.journal._writer.execute("PRAGMA query_only = OFF")
-    assert bench.pass_time(2.0) == []
-    changes = bench.pass_time(4.0)
+    bench.restart()
+    bench.take(hello(next_seq=2))
+    changes = bench.pass_time(1.0)
     request = ReplayRequest(session="s1", first=1, end=2, nonce="n-0")
     bench.intake.take(HERE, answer(request, snap(1)), bench.now_s)
     bench.pass_time(1.0)
 
     assert changes == [(HERE, request.topic, True)]
     assert bench.seqs() == [0, 1]
-    assert bench.journal.counts()["received", ""] == 2
+    assert bench.journal.counts() == {("received", ""): 2, ("replayed", ""): 1}
+
+
+def test_journal_in_memory_begins_where_the_ring_does() -> None:
+    """While the disk is out of order, what the ring no longer holds is no loss: the file may have it."""
+    journal = Journal(None, {("lost", "ring_overrun"): 7})
+    intake = Intake(journal, "n", 0.0, owner_pid=lambda _path: 1)
+    intake.take(HERE, frame(hello(first_seq=40, next_seq=42)), 0.0)
+    [(_, topic, wanted)] = intake.turn(1.0)
+    request = ReplayRequest.parse(topic)
+    intake.take(HERE, answer(request, snap(40), snap(41)), 1.0)
+    intake.turn(2.0)
+
+    [session] = journal.sessions()
+    assert (wanted, request.first, request.end) == (True, 40, 42)
+    assert [record.seq for record in journal.records(session, 0, session.next_seq)] == [40, 41]
+    assert journal.counts() == {("lost", "ring_overrun"): 7}
+    journal.close()
+
+
+def test_a_record_nobody_can_read_is_passed_over(bench: Bench) -> None:
+    """Replayed again it would be no better: it counts as lost, and the good ones around it are released."""
+    bench.take(hello(), snap(0), snap(6))
+    bench.pass_time(0.1)
+    request = ReplayRequest(session="s1", first=1, end=6, nonce="n-0")
+    bodies = (encode(snap(1)), b"\xc1", encode(snap(3, (1.0,))), encode(snap(4, session="s2")), encode(snap(5)))
+    chunk = ReplayChunk(session="s1", first_seq=1, bodies=bodies, done=True)
+    bench.intake.take(HERE, [request.topic, encode(chunk)], bench.now_s)
+    changes = bench.pass_time(1.0)
+
+    assert bench.seqs() == [0, 1, 5, 6]
+    assert [(r.first_seq, r.end_seq, r.reason) for r in bench.journal.lost_ranges()] == [(2, 5, "unreadable")]
+    assert bench.rejected() == {"malformed": 1, "values_length": 1, "session_conflict": 1}
+    assert changes == [(HERE, request.topic, False)]
+
+
+def test_a_chunk_that_begins_elsewhere_declares_nothing_lost(bench: Bench) -> None:
+    """Only the next missing record of the open request can be passed over, so that a lost chunk is asked for again."""
+    bench.take(hello(), snap(0), snap(6))
+    bench.pass_time(0.1)
+    request = ReplayRequest(session="s1", first=1, end=6, nonce="n-0")
+    for first_seq in (0, 3, 2**53 - 1):
+        chunk = ReplayChunk(session="s1", first_seq=first_seq, bodies=(b"\xc1",), done=False)
+        bench.intake.take(HERE, [request.topic, encode(chunk)], bench.now_s)
+    bench.pass_time(1.0)
+
+    assert bench.journal.lost_ranges() == []
+    assert bench.seqs() == [0]
+
+
+@pytest.mark.parametrize("exit_code", [2**64 - 1, 2**63, -(2**63), "1", None, 1.5])
+def test_an_exit_code_that_is_none_is_unknown(bench: Bench, exit_code: Scalar) -> None:
+    """A goodbye with a number that no process can return still ends the session."""
+    bench.take(hello(), event(0, "goodbye", exit_code=exit_code))
+    bench.pass_time(1.0)
+
+    [session] = bench.journal.sessions()
+    assert (session.ended_s is not None, session.exit_code) == (True, None)
+
+
+def test_the_name_of_an_ended_session_is_not_taken_up(bench: Bench) -> None:
+    """A process that reuses a session's name, as one with the same pid in a container may, is not taken for it."""
+    other = Schema(families=hello().schema.families[:1], series=hello().schema.series[:1])
+    bench.take(hello(), snap(0), event(1, "goodbye", exit_code=0))
+    bench.pass_time(1.0)
+    bench.take(msgspec.structs.replace(hello(), start_time_s=hello().start_time_s + 60.0))
+    bench.take(msgspec.structs.replace(hello(), schema=other, schema_digest=other.digest))
+    bench.pass_time(1.0)
+
+    assert bench.rejected() == {"session_conflict": 1, "schema_changed": 1}
+    assert [session.ended_s is not None for session in bench.journal.sessions()] == [True]
+
+
+def test_one_part_of_a_run_is_one_trainer(bench: Bench) -> None:
+    """Two live sessions of the same run and rank would share every series: the second is refused."""
+    bench.take(hello("s1"), snap(0))
+    bench.take(hello("s2"), endpoint=THERE)
+    bench.take(hello("s3", rank=1, world_size=1), endpoint=THERE)
+    bench.pass_time(1.0)
+
+    assert bench.rejected() == {"session_conflict": 1, "invalid": 1}
+    assert [session.name for session in bench.journal.sessions()] == ["s1"]

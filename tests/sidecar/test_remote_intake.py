@@ -80,11 +80,11 @@ def test_silence_ends_it_and_its_next_hello_reopens_it_with_what_it_owed(bench: 
 def test_another_trainer_ends_only_what_has_been_silent(bench: Bench, endpoint: str) -> None:
     """A hello from anywhere else never ends a trainer that was heard lately, and costs a silent one no records."""
     bench.take(hello(next_seq=2), snap(0))
-    bench.take(hello("s2"), endpoint=endpoint)
+    bench.take(hello("s2", run_id="two"), endpoint=endpoint)
     bench.pass_time(1.0)
     beside = bench.live()
     bench.now_s += SILENCE_LIMIT_S
-    bench.take(hello("s3"), endpoint="/run/c.sock")
+    bench.take(hello("s3", run_id="three"), endpoint="/run/c.sock")
     bench.pass_time(0.5)
 
     assert beside == ["s1", "s2"]
