@@ -1,6 +1,7 @@
 """A trainer elsewhere: real processes on both sides of a real tcp connection with CURVE, killed and cut off."""
 
 import json
+import re
 import socket
 import subprocess
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from sidecar_process import Place, Sidecar, Trainer, wait_for
 from tcp_relay import Relay
+from training_run import trainer_arguments
 
 from shared.curve import make_keys
 from shared.wire import Step
@@ -200,6 +202,35 @@ def test_sidecar_with_wrong_keys_gets_nothing_and_says_where_to_look(
     assert relay.num_connections > 1
     assert (status["trainers"], status["records"]["received"]) == ([], 0)
     assert f"nothing heard from tcp://127.0.0.1:{relay.port}" in output
+
+
+def test_training_elsewhere_is_followed_to_its_end(place: RemotePlace, relay: Relay, small_target: Path) -> None:
+    """A real training run over tcp arrives whole; of its keys only the path is told, and no file holds more."""
+    out_dir = place.state_dir.parent / "out"
+    process = place.popen(*trainer_arguments(small_target, out_dir, train__steps=20, checkpoint__every_steps=1000))
+    sidecar = place.listen(relay)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    wait_for(lambda: sidecar.metrics().get("dflash_trainer_up") == 0.0, "the trainer to leave")
+    records = sidecar.status()["records"]
+    sidecar.terminate()
+    journal = Journal(place.state_dir / "journal.sqlite")
+    [session] = journal.sessions()
+    steps = [r.step for r in journal.records(session, 0, session.next_seq) if isinstance(r, Step)]
+    journal.close()
+
+    assert f"telemetry: tcp://127.0.0.1:{place.port}, every" in output
+    assert (steps, session.exit_code, records["lost"]) == (list(range(1, 21)), 0, 0)
+    assert session.hello.config["telemetry.keys"] == str(place.keys / "trainer")
+    secrets = [re.findall(rb'secret-key = "(.*)"', path.read_bytes())[0] for path in place.keys.rglob("*.key_secret")]
+    written = b"".join(path.read_bytes() for folder in (place.state_dir, out_dir) for path in files_in(folder))
+    assert len(secrets) == 2
+    assert not any(secret in written for secret in secrets)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Every file below a folder."""
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_mistakes_are_one_line_with_the_remedy(place: RemotePlace) -> None:
