@@ -100,7 +100,8 @@ def _make_private(path: Path) -> None:
         for file in path.glob(pattern):
             mode = stat.S_IMODE(file.stat().st_mode)
             if mode & stat.S_IRWXO:
-                file.chmod(mode & ~stat.S_IRWXO)
+                with contextlib.suppress(OSError):  # another user's, or on a disk that takes nothing
+                    file.chmod(mode & ~stat.S_IRWXO)
 
 
 def _open_lock(path: Path) -> int:
