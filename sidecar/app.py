@@ -70,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     for sub in (backfill, rules):
         sub.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="put on every series")
         _add_definitions(sub)
+    keys = commands.add_parser("keys", help="make the keys for trainers on other machines")
+    keys.add_argument("directory", type=Path, metavar="DIR")
+    keys.set_defaults(command=_keys)
     push = commands.add_parser("push", help="upload the rows that wait in the spool, and return when W&B has them")
     push.set_defaults(command=_push)
     for sub in (stop, status, push, backfill, rules):
@@ -183,6 +186,16 @@ def _rules(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     path = state_dir(config, os.environ)
     print(rules(config, path, arguments.metrics, arguments.label, arguments.interval), end="")
+    return 0
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    from shared.curve import make_keys  # noqa: PLC0415 - see the module docstring
+
+    trainer, sidecar = make_keys(arguments.directory)
+    print(f"made {trainer} and {sidecar}; each holds a secret: copy them only over ssh or the like")
+    print(f"trainers: --set telemetry.endpoint=tcp://HOST:PORT --set telemetry.keys={trainer}")
+    print(f"sidecar:  --set 'remote.endpoints=[\"tcp://HOST:PORT\"]' --set remote.keys={sidecar}")
     return 0
 
 

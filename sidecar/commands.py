@@ -17,13 +17,14 @@ from sidecar.past import chosen, export, parse_labels, parse_since
 from sidecar.publication import CATALOGUE
 from sidecar.rules import recording_rules
 from sidecar.sinks.wandb_push import push as upload
-from sidecar.state_dir import StateDir
+from sidecar.state_dir import StateDir, keep_files_private
 from sidecar.station import JOURNAL_NAME
 
 
 def run(config: SidecarConfig, path: Path) -> int:
     """Run a sidecar in the foreground until it is told to stop."""
     _log_to_stderr()
+    keep_files_private()
     state = StateDir(path)
     try:
         daemon = Daemon(config, state, runtime_dir(os.environ), os.environ)
@@ -65,6 +66,7 @@ def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Seq
 def push(config: SidecarConfig, path: Path) -> int:
     """Upload what waits in the spool; no sidecar may be using it."""
     _log_to_stderr()
+    keep_files_private()
     state = StateDir(path)
     try:
         return upload(path / SPOOL_NAME, wandb_settings(config.wandb), os.environ, print)

@@ -19,6 +19,7 @@ from types import FrameType
 
 import msgspec
 
+from shared.curve import CurveClient
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import NvmlCollector
 from sidecar.collectors.process import ProcessCollector
@@ -97,6 +98,7 @@ class Daemon:
                 status=lambda: msgspec.to_builtins(self._document),
                 reload=self.reload,
                 ready=lambda: self._is_ready,
+                http=config.http,
             )
             stack.callback(self._http.close)
             chosen = Path(config.definitions) if config.definitions else None
@@ -107,7 +109,8 @@ class Daemon:
                 runtime_dir=runtime_dir,
                 environ=environ,
                 definitions=self._definitions,
-                url=self._url(),
+                url=self._http.url,
+                curve=CurveClient.load(Path(config.remote.keys)) if config.remote.endpoints else None,
             )
             self._station = open_station(self._around)
             stack.callback(self._close_station)
@@ -121,7 +124,7 @@ class Daemon:
                 config.collectors.deadline_s,
             )
             stack.callback(self._collectors.close)
-            state_dir.announce(self._url())
+            state_dir.announce(self._http.url)
             self._closing = stack.pop_all()
         self._document: StatusDocument
 
@@ -164,7 +167,7 @@ class Daemon:
         self._http.start()
         self._is_ready = True
         self._notifier.ready(self._station.publication.summary())
-        _log.info("listening on %s, looking for trainers in %s", self._url(), self._around.runtime_dir)
+        _log.info("listening on %s, looking for trainers in %s", self._http.url, self._around.runtime_dir)
         _log.info("definitions: %s; W&B: %s", self._definitions.current.file, self._station.outlet.summary())
         if not self._station.pipeline.trainers:
             _log.info("no trainer yet; it is found as soon as it starts with the same DFLASH_RUNTIME_DIR")
@@ -259,10 +262,6 @@ class Daemon:
         now_s = time.monotonic()
         if now_s >= self._next_trim_s:
             self._next_trim_s = now_s if self._station.trim() else now_s + TRIM_INTERVAL_S
-
-    def _url(self) -> str:
-        host = self._config.address[0]
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._http.port}"
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

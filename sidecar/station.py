@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.curve import CurveClient
 from shared.endpoint import live_owner_pid
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, NewerVersionError, is_corruption, mark_damaged
@@ -48,6 +49,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
     definitions: LiveDefinitions
     url: str
+    curve: CurveClient | None = None
 
     @property
     def journal_path(self) -> Path:
@@ -78,7 +80,8 @@ class Station:
             )
             stack.callback(self.outlet.close)
             self.pipeline = Pipeline(journal, self.outlet.row_feed)
-            self.receiver = Receiver(Intake(journal, uuid.uuid4().hex[:12], time.monotonic()), around.runtime_dir)
+            intake = Intake(journal, uuid.uuid4().hex[:12], time.monotonic())
+            self.receiver = Receiver(intake, around.runtime_dir, around.config.remote.endpoints, around.curve)
             stack.callback(self.receiver.close)
             self.publication = Publication(journal, self.pipeline, around.definitions, self.outlet, in_memory)
             self.publication.introduce(around.url, around.state_dir, around.runtime_dir)

@@ -31,6 +31,7 @@ from wandb.errors import AuthenticationError, CommError, Error, UsageError
 
 from sidecar.sinks.wandb_protocol import Attached, Closed, Failed, Message, Progress, Task, encode_line
 from sidecar.sinks.wandb_rows import STEP_AXIS, TIME_AXIS
+from sidecar.sinks.wandb_secrets import redacted
 from sidecar.sinks.wandb_spool import Row, Spool
 
 _PR_SET_PDEATHSIG = 1
@@ -194,10 +195,8 @@ class Uploader:
 
 
 def _failure(error: Exception, *, retried: bool) -> Failed:
-    text = " ".join(str(error).split())
+    text = redacted(" ".join(str(error).split()), os.environ.get("WANDB_API_KEY", ""))
     refused = isinstance(error, AuthenticationError | UsageError) or (isinstance(error, CommError) and not retried)
-    if key := os.environ.get("WANDB_API_KEY"):
-        text = text.replace(key, "***")
     return Failed("refused" if refused else "unreachable", text[:500])
 
 

@@ -9,7 +9,6 @@ server and old enough to be pruned: only the server can say what has arrived, an
 """
 
 import json
-import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shared.redaction import without_secrets
 from shared.wire import Hello, Scalar
 
 Row = dict[str, Scalar]
@@ -45,7 +45,6 @@ SELECT run_id, num_rows, num_sent, base_step,
     closed_s IS NOT NULL
 FROM runs
 """
-_SECRET = re.compile(r"(^|[._-])(api_?key|secret|password|passwd|token|credentials?)$", re.IGNORECASE)
 
 
 class Cursor(NamedTuple):
@@ -101,6 +100,8 @@ class Spool:
                     "UPDATE runs SET config = ? WHERE run_id = ?", json.dumps(run_config(hello)), hello.run_id
                 )
                 self._ensure_session(hello.run_id, hello.session)
+                # One that was thought to be over and came back is not over.
+                self._execute("UPDATE sessions SET exit_code = NULL WHERE session = ?", hello.session)
         return float(self._one("SELECT start_time_s FROM runs WHERE run_id = ?", hello.run_id)[0])
 
     def cursor(self, session: str) -> Cursor:
@@ -218,6 +219,6 @@ def _run(row: tuple[Any, ...]) -> SpooledRun:
 
 def run_config(hello: Hello) -> dict[str, object]:
     """What W&B gets as the configuration of a run: the trainer's own and the topology, nothing that smells secret."""
-    config: dict[str, object] = {key: value for key, value in hello.config.items() if not _SECRET.search(key)}
+    config: dict[str, object] = dict(without_secrets(hello.config))
     config["topology"] = [msgspec.structs.asdict(device) for device in hello.topology]
     return config

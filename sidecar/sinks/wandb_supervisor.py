@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from sidecar.sinks.wandb_protocol import Attached, Closed, Failed, Message, Progress, Task, decode_line
+from sidecar.sinks.wandb_secrets import api_key, redact_logs
 from sidecar.sinks.wandb_settings import NO_CREDENTIALS, WandbSettings, child_environment, has_credentials
 from sidecar.sinks.wandb_spool import Spool, SpooledRun
 
@@ -166,6 +167,7 @@ class WandbSupervisor:
         for message in child.read():
             self._hear(child, message)
         child.close()
+        redact_logs(self._directory, api_key(self._environ))
         self._child = None
         self._next_start_s = now_s + _MIN_PAUSE_S
         history = self._history(child.run_id)
