@@ -220,8 +220,12 @@ class _Handler(BaseHTTPRequestHandler):
         if route is None:
             allow = ", ".join((*methods, *(("HEAD",) if "GET" in methods else ())))
             return _text(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allow}\n", allow=allow)
-        if self.command == "POST" and not is_loopback(self.client_address[0]):
-            return _text(HTTPStatus.FORBIDDEN, f"{path} is for this machine alone; `systemctl reload` does the same\n")
+        # Browsers add an Origin: no page that somebody looks at here is to make the sidecar do something.
+        if self.command == "POST" and ("Origin" in self.headers or not is_loopback(self.client_address[0])):
+            return _text(
+                HTTPStatus.FORBIDDEN,
+                f"{path} is for this machine alone, not for browsers; `systemctl reload` does the same\n",
+            )
         return route(self.headers.get("Accept", ""))
 
     def _send(self, answer: Answer) -> None:

@@ -76,16 +76,16 @@ def test_loopback_needs_nothing(host: str) -> None:
 
 
 def test_reload_is_for_this_machine_alone() -> None:
-    """At a public address everything may be read, but only a peer on loopback may have definitions reloaded."""
+    """At a public address everything may be read, but only a peer on loopback, no web page, may have a reload."""
     address = own_address()
     side = HttpSide(listen=("0.0.0.0", 0), http=HttpConfig(allow_public=True))
-    near = side.ask("POST", "/-/reload")[0]
+    near, page = side.ask("POST", "/-/reload")[0], side.ask("POST", "/-/reload", Origin="https://example.org")[0]
     side.host = address
     read, far = side.ask("GET", "/metrics")[0], side.ask("POST", "/-/reload")
     side.server.close()
 
-    assert (near, read, far[0]) == (200, 200, 403)
-    assert far[2] == b"/-/reload is for this machine alone; `systemctl reload` does the same\n"
+    assert (near, page, read, far[0]) == (200, 403, 200, 403)
+    assert far[2] == b"/-/reload is for this machine alone, not for browsers; `systemctl reload` does the same\n"
 
 
 def encrypt(http: HttpConfig) -> None:
