@@ -134,7 +134,7 @@ def test_300_idle_connections_do_not_block_a_scrape(sidecar: HttpSide) -> None:
         connection.close()
 
     assert status == 200
-    assert elapsed_s < 1.0
+    assert elapsed_s < 5.0  # a sixth of what an idle connection may last
     assert num_threads <= 80
 
 
