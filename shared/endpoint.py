@@ -118,7 +118,7 @@ class EndpointClaim:
             fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
         except OSError as error:
             raise EndpointError(
-                f"{self._lock_path}: {error.strerror}; is this another user's run? give yours another run.id"
+                f"{self._lock_path}: {error.strerror}; remove it or give this run another run.id"
             ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

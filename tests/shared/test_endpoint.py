@@ -168,7 +168,7 @@ def test_lock_file_that_is_a_link_is_not_followed(folder: Path) -> None:
     path = socket_path(folder, "run", 0)
     path.with_suffix(".lock").symlink_to(folder / "victim")
 
-    with pytest.raises(EndpointError, match=r"run-0\.lock: .*give yours another run\.id"), EndpointClaim(path):
+    with pytest.raises(EndpointError, match=r"run-0\.lock: .*give this run another run\.id"), EndpointClaim(path):
         pass
 
     assert not (folder / "victim").exists()
@@ -183,4 +183,4 @@ def test_lock_of_another_user_in_the_group_is_one_clear_error(folder: Path) -> N
     path.with_suffix(".lock").touch(mode=0o640)
 
     assert run_as(CLAIM, socket_path(folder, "other", 0), GROUP_GID) == "claimed"
-    assert "is this another user's run? give yours another run.id" in run_as(CLAIM, path, GROUP_GID)
+    assert "Permission denied; remove it or give this run another run.id" in run_as(CLAIM, path, GROUP_GID)
