@@ -180,7 +180,8 @@ class Daemon:
         readings = self._collectors.latest()
         self._pipeline.add_readings(readings)
         self._pipeline.turn(self._config.interval_s)
-        self._outlet.tick(time.monotonic())
+        if self._outlet.tick(time.monotonic()):
+            self._pipeline.open(self._window_s())
         self._publication.publish(self._sink, readings)
         for request in requests:  # only now: who asked may count on seeing the outcome
             request.done.set()
@@ -208,7 +209,7 @@ class Daemon:
         if now_s >= self._next_trim_s:
             bounds = self._config.journal
             more = self._journal.trim(time.time() - bounds.max_age_s, bounds.max_bytes)
-            self._outlet.prune(bounds.max_age_s)
+            more |= self._outlet.trim(bounds.max_age_s, bounds.max_bytes)
             self._next_trim_s = now_s if more else now_s + TRIM_INTERVAL_S
 
     def _window_s(self) -> float:

@@ -61,8 +61,9 @@ def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
                 f"BEGIN; {schema}; PRAGMA user_version = {version}; COMMIT;"
             )
         # Reads one page of every table: a torn file shows here rather than an hour later.
-        for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
-            connection.execute(f'SELECT * FROM "{table}" ORDER BY rowid DESC LIMIT 1').fetchone()  # noqa: S608 - own name
+        for table, sql in connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall():
+            order = "" if sql.rstrip().endswith("WITHOUT ROWID") else "ORDER BY rowid DESC"
+            connection.execute(f'SELECT * FROM "{table}" {order} LIMIT 1').fetchone()  # noqa: S608 - own name
     except (DatabaseError, sqlite3.Error):
         connection.close()
         raise

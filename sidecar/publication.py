@@ -125,6 +125,7 @@ class Publication:
             ("dflash_sidecar_start_time_seconds", (), self._start_s),
             ("dflash_sink_lag_records", labels_of(sink="wandb"), float(wandb.lag)),
             ("dflash_sink_dropped_total", labels_of(sink="prometheus"), float(sink.num_dropped)),
+            ("dflash_sink_dropped_total", labels_of(sink="wandb"), float(self._outlet.num_dropped)),
         ]
 
     def _definition_status(self, derived: Sequence[Outcome]) -> DefinitionStatus:

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, NamedTuple
 
@@ -25,11 +25,24 @@ ENTITY = "acme"
 
 
 class Fault(NamedTuple):
-    """What goes wrong with a request: an HTTP status, silence, a reset, or a reset after the request took effect."""
+    """What goes wrong with a request.
 
-    kind: Literal["status", "hang", "reset", "lost answer"]
+    An HTTP status, silence, a reset, a reset after the request took effect, a page of something else with status 200 (a
+    captive portal), or an answer that breaks off in the middle although the request took effect.
+    """
+
+    kind: Literal["status", "hang", "reset", "lost answer", "garbage", "truncated"]
     status: int = 500
     hang_s: float = 30.0
+    retry_after_s: int | None = None
+
+
+class Refusal(Exception):  # noqa: N818 - what the server answers
+    """An answer with another status than 200."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Run:
@@ -82,7 +95,15 @@ class FakeWandb:
         self.runs: dict[str, Run] = {}
         self.fault: Callable[[str], Fault | None] = lambda _operation: None
         """From the operation (a GraphQL name, "file_stream" or "upload") to what goes wrong with it."""
+        self.bucket_view: Callable[[dict[str, Any]], dict[str, Any]] = lambda bucket: bucket
+        """What a client is told of a run, from what is true: a stale cache, for example."""
         self.requests: list[str] = []
+        """Operations that took effect."""
+        self.arrivals: list[tuple[float, str]] = []
+        """When each request came (monotonic), and its operation, those that failed included."""
+        self.may_recreate = True
+        """Whether the name of a deleted run may be used again."""
+        self._deleted: set[str] = set()
         self._lock = threading.RLock()
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.fake = self
@@ -108,6 +129,12 @@ class FakeWandb:
         """A run, made if need be."""
         with self._lock:
             return self.runs.setdefault(run_id, Run(run_id))
+
+    def delete(self, run_id: str) -> Run:
+        """Delete a run, as in the UI; returns what it had."""
+        with self._lock:
+            self._deleted.add(run_id)
+            return self.runs.pop(run_id)
 
     def summary(self) -> dict[str, Any]:
         """What has arrived, for people and for tests in other processes."""
@@ -137,6 +164,8 @@ class FakeWandb:
 
     def _file_stream(self, run_id: str, request: dict[str, Any]) -> dict[str, Any]:
         run = self.run(run_id)
+        if not run.num_attached:
+            raise Refusal(404, f"run {run_id} not found")
         for name, part in (request.get("files") or {}).items():
             run.write(name, part["offset"], part["content"])
         if request.get("complete"):
@@ -148,26 +177,36 @@ class FakeWandb:
         run = self.runs.get(variables["name"])
         bucket = None
         if run is not None and run.num_attached:
-            bucket = _bucket(run) | {
-                "summaryMetrics": (run.lines("wandb-summary.json") or ["{}"])[-1],
-                "historyTail": json.dumps(run.lines(HISTORY)[-1:]),
-                "eventsTail": "[]",
-                "eventsLineCount": 0,
-                "logLineCount": 0,
-                "tags": [],
-                "notes": None,
-                "wandbConfig": '{"t": 1}',
-            }
+            bucket = self.bucket_view(
+                _bucket(run)
+                | {
+                    "summaryMetrics": (run.lines("wandb-summary.json") or ["{}"])[-1],
+                    "historyTail": json.dumps(run.lines(HISTORY)[-1:]),
+                    "eventsTail": "[]",
+                    "eventsLineCount": 0,
+                    "logLineCount": 0,
+                    "tags": [],
+                    "notes": None,
+                    "wandbConfig": '{"t": 1}',
+                }
+            )
         return {"model": _PROJECT | {"bucket": bucket}}
 
     def upsert(self, variables: dict[str, Any]) -> dict[str, Any]:
         """Create a run, or attach to it, which sets it running again."""
+        if variables["name"] in self._deleted and not self.may_recreate:
+            raise Refusal(409, f"run {variables['name']} was previously created and deleted; try a new run name")
         run = self.run(variables["name"])
         run.num_attached += 1
         run.exit_code = None
         if variables.get("config"):
             run.config = json.loads(variables["config"])
-        return {"upsertBucket": {"inserted": run.num_attached == 1, "bucket": _bucket(run) | {"project": _PROJECT}}}
+        return {
+            "upsertBucket": {
+                "inserted": run.num_attached == 1,
+                "bucket": self.bucket_view(_bucket(run)) | {"project": _PROJECT},
+            }
+        }
 
     def create_files(self, variables: dict[str, Any]) -> dict[str, Any]:
         """Say where files may be uploaded."""
@@ -206,6 +245,7 @@ def _bucket(run: Run) -> dict[str, Any]:
         "description": None,
         "config": json.dumps(run.config),
         "sweepName": None,
+        "state": run.state,
         "historyLineCount": len(run.files.get(HISTORY, {})),
     }
 
@@ -233,7 +273,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Show what has arrived."""
-        self._send(200, self.server.fake.summary() if self.path == "/runs" else {"paths": ["/runs"]})
+        self._send(200, self.server.fake.summary() if self.path == "/runs" else {"paths": ["/runs"]}, {})
 
     def do_POST(self) -> None:
         """Take a request of wandb, or fail it as ordered."""
@@ -241,14 +281,21 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         operation, request = self._operation(body)
+        self.server.fake.arrivals.append((time.monotonic(), operation))
         fault = self.server.fake.fault(operation)
-        if fault is not None and fault.kind == "lost answer":
-            self.server.fake.answer(operation, self.path, request)
         if fault is None:
-            self._send(200, self.server.fake.answer(operation, self.path, request))
+            self._answer(operation, request)
         elif fault.kind == "status":
-            self._send(fault.status, {"errors": [{"message": "injected"}]})
+            headers = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
+            self._send(fault.status, {"errors": [{"message": "injected"}]}, headers)
+        elif fault.kind == "garbage":
+            self._send_page(200, "text/html", b"<html><body>Welcome to the hotel. Please log in.</body></html>", {})
         else:
+            if fault.kind in {"lost answer", "truncated"}:
+                document = self.server.fake.answer(operation, self.path, request)
+            if fault.kind == "truncated":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n")
+                self.wfile.write(json.dumps(document).encode()[:10])
             time.sleep(fault.hang_s if fault.kind == "hang" else 0.0)
             # Closing with a zero linger time sends a reset instead of an orderly end.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -264,11 +311,19 @@ class _Handler(BaseHTTPRequestHandler):
             return "file_stream", request
         return request.get("operationName") or request["query"].split("(")[0].split("{")[0].split()[-1], request
 
-    def _send(self, status: int, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode()
+    def _answer(self, operation: str, request: dict[str, Any]) -> None:
+        try:
+            self._send(200, self.server.fake.answer(operation, self.path, request), {})
+        except Refusal as refusal:
+            self._send(refusal.status, {"errors": [{"message": str(refusal)}]}, {})
+
+    def _send(self, status: int, document: dict[str, Any], headers: Mapping[str, str]) -> None:
+        self._send_page(status, "application/json", json.dumps(document).encode(), headers)
+
+    def _send_page(self, status: int, content_type: str, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in ({**headers} | {"Content-Type": content_type, "Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

@@ -22,6 +22,11 @@ FAST = WandbSettings(
     min_backoff_s=0.1,
     max_backoff_s=0.5,
     refused_backoff_s=0.5,
+    look_interval_s=0.5,
+    look_timeout_s=2.0,
+    lease_s=6.0,
+    quiet_s=2.0,
+    stall_s=20.0,
 )
 
 
@@ -41,9 +46,10 @@ def hasty_basis(server: FakeWandb, directory: Path) -> dict[str, str]:
     return child_basis(server) | {"PYTHONPATH": f"{directory / 'hasty'}{os.pathsep}{ROOT}"}
 
 
-def row(index: int) -> Row:
+def row(index: int, run_id: str = "run") -> Row:
     """The row that belongs to a number."""
     return {
+        "_record": f"{run_id}-session:{index}",
         "train/step": 10 * index,
         "train/loss": 1.0 / (index + 1),
         "time/elapsed_s": float(index),
@@ -72,7 +78,7 @@ class Uplink:
     def add(self, num_rows: int, run_id: str = "run") -> None:
         """Append the next rows of a run."""
         first = self.spool.num_rows(run_id)
-        rows = [row(index) for index in range(first, first + num_rows)]
+        rows = [row(index, run_id) for index in range(first, first + num_rows)]
         self.spool.append(run_id, f"{run_id}-session", Cursor(first + num_rows - 1), rows)
 
     def end(self, exit_code: int, run_id: str = "run") -> None:
@@ -94,7 +100,12 @@ class Uplink:
 
     def drive_to_sent(self) -> None:
         """Tick until a child runs and has been handed every row."""
-        self.drive(lambda: self.state.state == "running" and self.state.lag_records == 0)
+        self.drive(lambda: self.state.state == "running" and self.num_waiting == 0)
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that no child was handed."""
+        return sum(run.num_waiting for run in self.spool.open_runs())
 
     def drive_to_idle(self, timeout_s: float = 60.0) -> None:
         """Tick until there is nothing left to do."""

@@ -17,7 +17,7 @@ def assert_exactly_once(server: FakeWandb, num_rows: int, run_id: str = "run") -
     """The server has rows 0 to num_rows - 1, each once, in order, as they were spooled, and none was ever changed."""
     run = server.run(run_id)
     arrived = [{key: value for key, value in line.items() if key != "_runtime"} for line in run.history]
-    assert arrived == [row(index) | {"_step": index} for index in range(num_rows)]
+    assert arrived == [row(index, run_id) | {"_step": index} for index in range(num_rows)]
     assert run.conflicts == []
 
 
