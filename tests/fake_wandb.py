@@ -81,10 +81,13 @@ class FakeWandb:
         """Whether the name of a deleted run may be used again."""
         self._deleted: set[str] = set()
         self._lock = threading.RLock()
-        self._server = Server(("127.0.0.1", port), Handler)
-        self._server.fake = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._port = port
+        self._server: Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -92,14 +95,20 @@ class FakeWandb:
         return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": API_KEY}
 
     def start(self) -> "FakeWandb":
-        """Start answering."""
-        self._thread.start()
+        """Start answering, on the same port as before if it was stopped."""
+        self._server = Server(("127.0.0.1", self._port), Handler)
+        self._server.fake = self
+        self._port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
+        """Stop answering: connections are refused, those that are open end with their next request."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server.is_down = True
+            self._server = None
 
     def run(self, run_id: str) -> Run:
         """A run, made if need be."""

@@ -50,6 +50,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     fake: Answering
+    is_down = False
+    """Connections that outlive the server's end are reset at their next request."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing about clients that were killed."""
@@ -74,6 +76,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         operation, request = self._operation(body)
+        if self.server.is_down:
+            self._reset()
+            return
         self.server.fake.arrivals.append((time.monotonic(), operation))
         fault = self.server.fake.fault(operation)
         if fault is None:
@@ -90,9 +95,12 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n")
                 self.wfile.write(json.dumps(document).encode()[:10])
             time.sleep(fault.hang_s if fault.kind == "hang" else 0.0)
-            # Closing with a zero linger time sends a reset instead of an orderly end.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
+            self._reset()
+
+    def _reset(self) -> None:
+        # Closing with a zero linger time sends a reset instead of an orderly end.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
 
     do_PUT = do_POST  # noqa: N815 - the base class names it
 

@@ -32,7 +32,7 @@ def attach(task: Task, config: dict[str, object], stop: Callable[[], None]) -> w
         init_timeout=task.init_timeout_s,
         finish_timeout=task.finish_timeout_s,
         finish_timeout_raises=True,
-        stop_fn=stop,
+        stop_fn=lambda: stop(),  # wandb copies its settings deeply, which a bound method may not survive
         stop_on_fatal_error=True,
         x_update_finish_state=closing,
         x_file_stream_transmit_interval=task.transmit_interval_s,

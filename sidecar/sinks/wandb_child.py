@@ -23,6 +23,7 @@ import sqlite3
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -280,10 +281,16 @@ def main() -> NoReturn:
     pipe = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever wandb prints must not be taken for a message
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if (failure := _upload(task, pipe)) is not None:
-        os.write(pipe, encode_line(failure) + b"\n")
-        os._exit(1)  # wandb's own exit hooks would wait for the server
-    os._exit(0)
+    code = 1
+    try:
+        if (failure := _upload(task, pipe)) is None:
+            code = 0
+        else:
+            os.write(pipe, encode_line(failure) + b"\n")
+    finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        os._exit(code)  # wandb's own exit hooks would wait for the server
 
 
 if __name__ == "__main__":

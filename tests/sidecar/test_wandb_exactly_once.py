@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_wandb import FakeWandb, Fault
-from wandb_uplink import ROOT, Uplink, child_basis, row
-
-
-def assert_exactly_once(server: FakeWandb, num_rows: int, run_id: str = "run") -> None:
-    """The server has rows 0 to num_rows - 1, each once, in order, as they were spooled, and none was ever changed."""
-    run = server.run(run_id)
-    arrived = [{key: value for key, value in line.items() if key != "_runtime"} for line in run.history]
-    assert arrived == [row(index, run_id) | {"_step": index} for index in range(num_rows)]
-    assert run.conflicts == []
+from wandb_uplink import ROOT, Uplink, assert_exactly_once, child_basis
 
 
 def num_arrived(server: FakeWandb) -> int:
