@@ -45,6 +45,12 @@ class Run:
         return [json.loads(line) for line in self.lines(HISTORY)]
 
     @property
+    def tail(self) -> list[str]:
+        """The last line, if any."""
+        lines = self.files.get(HISTORY)
+        return [lines[max(lines)]] if lines else []
+
+    @property
     def state(self) -> str:
         """As the UI would show it."""
         if self.exit_code is None:
@@ -166,7 +172,7 @@ class FakeWandb:
                 _bucket(run)
                 | {
                     "summaryMetrics": (run.lines("wandb-summary.json") or ["{}"])[-1],
-                    "historyTail": json.dumps(run.lines(HISTORY)[-1:]),
+                    "historyTail": json.dumps(run.tail),
                     "eventsTail": "[]",
                     "eventsLineCount": 0,
                     "logLineCount": 0,

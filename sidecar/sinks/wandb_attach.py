@@ -26,13 +26,19 @@ _REFUSED_SHARE = 0.9
 
 def attach(task: Task, config: dict[str, object], stop: Callable[[], None]) -> wandb.Run:
     """Open the run and put our name on it; raises GiveUp."""
+
+    def on_stop() -> (
+        None
+    ):  # a plain function: wandb copies its settings deeply, which a method of a lock does not survive
+        stop()
+
     closing = task.exit_code is not None
     started_s = time.monotonic()
     settings = wandb.Settings(
         init_timeout=task.init_timeout_s,
         finish_timeout=task.finish_timeout_s,
         finish_timeout_raises=True,
-        stop_fn=lambda: stop(),  # wandb copies its settings deeply, which a bound method may not survive
+        stop_fn=on_stop,
         stop_on_fatal_error=True,
         x_update_finish_state=closing,
         x_file_stream_transmit_interval=task.transmit_interval_s,

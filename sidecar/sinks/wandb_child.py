@@ -91,7 +91,7 @@ class Uploader:
 
     def run(self) -> None:
         """Do the task; raises GiveUp."""
-        task, num_rows = self._task, self._spool.num_rows(self._task.run_id)
+        task, spooled = self._task, self._spool.run(self._task.run_id)
         server = self._look_before()
         run = attach(task, self._spool.config(task.run_id), self._stop.set)
         place = position(self._spool, task.run_id, server, run.starting_step, task.owner)
@@ -102,12 +102,12 @@ class Uploader:
             self._stream(run, place.base_step)
             self._finish(run, 0)
             self._look_after()
-        elif place.next_row < num_rows:
-            raise GiveUp(Failed("incomplete", f"the server has {place.next_row} rows, the spool {num_rows}"))
+        elif place.next_row < spooled.num_rows:
+            raise GiveUp(Failed("incomplete", f"W&B has {place.next_row} rows, the spool {spooled.num_rows}"))
         else:
             self._finish(run, task.exit_code)
-            self._check_end()
-            self.say(Closed())
+            num_lines = self._check_end()
+            self.say(Closed(max(spooled.num_unconfirmed - (num_lines - spooled.num_lines), 0)))
 
     def say(self, message: Message) -> None:
         """Write one line to the supervisor."""
@@ -204,13 +204,16 @@ class Uploader:
             self._look_on()
             self._say_progress()
 
-    def _check_end(self) -> None:
-        """See that the run is marked as ended: `finish` returns as if it were also when the server refused."""
+    def _check_end(self) -> int:
+        """See that the run is marked as ended, which `finish` does not tell; returns its number of rows."""
         deadline_s = time.monotonic() + self._task.look_timeout_s
-        while (server := self._look()) is not None and server.state == "running":
+        while (server := self._look()) is not None:
+            if server.state != "running":
+                return server.num_lines
             if time.monotonic() > deadline_s:
                 raise GiveUp(Failed("unreachable", "W&B does not mark the run as ended"))
             time.sleep(_POLL_S)
+        raise GiveUp(Failed("behind", "W&B has this run no more", Sighting("", 0)))
 
     def _is_done(self) -> bool:
         over = self._spool.run(self._task.run_id).exit_code is not None

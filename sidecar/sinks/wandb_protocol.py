@@ -63,7 +63,9 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """The server has every row and the exit code."""
+    """The server has the exit code, and every row but so many."""
+
+    num_missing: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

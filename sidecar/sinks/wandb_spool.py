@@ -247,6 +247,10 @@ class Spool:
         """Rows that were dropped before W&B was seen to have them."""
         return int(self._fact("dropped"))
 
+    def count_dropped(self, num: int) -> None:
+        """Count rows that W&B will never get."""
+        self._execute("UPDATE facts SET value = value + ? WHERE name = 'dropped'", num)
+
     def _fact(self, name: str) -> str:
         return str(self._one("SELECT value FROM facts WHERE name = ?", name)[0])
 

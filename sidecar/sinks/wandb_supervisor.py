@@ -158,6 +158,12 @@ class WandbSupervisor:
             self._phase = ("running", asked if message.stop_requested else "")
         elif isinstance(message, Closed):
             self._spool.set_closed(child.run_id, time.time())
+            if message.num_missing:
+                self._spool.count_dropped(message.num_missing)
+                _LOG.error(
+                    "W&B run %s: %d rows never arrived: something on the way answered in the place of W&B",
+                    *(child.run_id, message.num_missing),
+                )
         else:
             child.failure = message
 

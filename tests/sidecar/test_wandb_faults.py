@@ -4,12 +4,13 @@ The real wandb against the stand-in server. The cases of one test run side by si
 supervisor of its own, while rows are appended at a steady pace.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fake_wandb import FakeWandb
+from fake_wandb import HISTORY, FakeWandb
 from fake_wandb_http import Fault
 from wandb_uplink import Story, Uplink, after, assert_exactly_once, hasty_basis, tell
 
@@ -121,4 +122,18 @@ def test_failing_from_the_start(tmp_path: Path, operations: set[str] | None) -> 
 @pytest.mark.parametrize("operations", [None, {"file_stream"}], ids=["everything", "uploads"])
 def test_failing_while_rows_flow(tmp_path: Path, operations: set[str] | None) -> None:
     """Whatever happens to a child that uploads."""
-    in_parallel(tmp_path, FAULTS, failing_flow(operations))
+    swallowing = {"portal"} if operations else set()
+    in_parallel(tmp_path, {k: v for k, v in FAULTS.items() if k not in swallowing}, failing_flow(operations))
+
+
+def test_rows_swallowed_on_the_way_are_counted(tmp_path: Path) -> None:
+    """Wandb takes any page with status 200 for W&B's consent: what a portal so swallowed is missing, and is said."""
+    case = Case(tmp_path / "portal", Fault("garbage"))
+    tell({"portal": (case.uplink, failing_flow({"file_stream"})(case))})
+    arrived = [json.loads(line)["train/step"] // 10 for line in case.server.run("run").files[HISTORY].values()]
+    num_rows, num_dropped = case.uplink.spool.num_rows("run"), case.uplink.spool.num_dropped
+    case.close()
+
+    assert num_dropped > 0
+    assert len(set(arrived)) == len(arrived) == num_rows - num_dropped
+    assert (case.server.run("run").state, case.uplink.state.lag_records) == ("failed", 0)
