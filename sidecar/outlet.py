@@ -20,6 +20,8 @@ SPOOL_NAME = "spool.sqlite"
 CLOSE_S = 1.5
 """How long the child may go on sending when the sidecar stops; the rest stays in the spool."""
 
+MAX_LOOK_S = 10.0
+
 
 class WandbOutlet:
     """Everything about W&B that the daemon needs to know.
@@ -145,10 +147,18 @@ class WandbOutlet:
 
 
 def wandb_settings(config: WandbConfig) -> WandbSettings:
-    """The sink's own settings."""
+    """The sink's own settings.
+
+    A child looks at the server often enough, and leaves early enough when it cannot, to be gone before another sidecar
+    may take its run over.
+    """
     return WandbSettings(
         mode=config.mode,
         project=config.project,
         entity=config.entity,
         transmit_interval_s=config.transmit_interval_s,
+        look_interval_s=config.takeover_s / 4,
+        look_timeout_s=min(config.takeover_s / 4, MAX_LOOK_S),
+        lease_s=config.takeover_s / 2,
+        quiet_s=config.takeover_s,
     )

@@ -25,7 +25,7 @@ FAST = WandbSettings(
     look_interval_s=0.5,
     look_timeout_s=2.0,
     lease_s=6.0,
-    quiet_s=2.0,
+    quiet_s=1.0,
     stall_s=20.0,
 )
 

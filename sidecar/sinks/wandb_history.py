@@ -18,6 +18,8 @@ class RunHistory:
         """Whether another writer was seen at work, or took the run from a child of ours."""
         self.drained = False
         """Whether a child ended in peace after handing over every row; only a look at the server proves more."""
+        self.num_forgotten = 0
+        """Rows that the server had and has no more."""
         self._num_failures = 0
         self._sighting: Sighting | None = None
         self._sighted_s = 0.0
@@ -30,6 +32,7 @@ class RunHistory:
         """The server is as it should be."""
         self._sighting = None
         self.is_conflict = False
+        self.num_forgotten = 0
 
     def note_growth(self) -> None:
         """Rows are going out."""

@@ -43,7 +43,7 @@ class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
     look_interval_s: float = 20.0
     """How often a child asks the server what it has of the run."""
     look_timeout_s: float = 10.0
-    lease_s: float = 60.0
+    lease_s: float = 45.0
     """A child that could not ask for so long leaves, because another sidecar may have taken the run over."""
     quiet_s: float = 90.0
     """How long a run must not have changed before it is taken over from another spool; longer than the lease and all

@@ -14,7 +14,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,9 +117,6 @@ class Spool:
             return
         self._connection = open_database(path, _SCHEMA, SCHEMA_VERSION)
         self._connection.isolation_level = None
-        self._execute("INSERT OR IGNORE INTO facts VALUES ('spool_id', ?)", uuid.uuid4().hex[:12])
-        # With the file's own number, so that a copy of a spool is another spool.
-        self.owner = f"{self._fact('spool_id')}-{path.stat().st_ino:x}"
 
     def close(self) -> None:
         """Close the file."""
@@ -245,14 +242,11 @@ class Spool:
     @property
     def num_dropped(self) -> int:
         """Rows that were dropped before W&B was seen to have them."""
-        return int(self._fact("dropped"))
+        return int(self._one("SELECT value FROM facts WHERE name = ?", "dropped")[0])
 
     def count_dropped(self, num: int) -> None:
         """Count rows that W&B will never get."""
         self._execute("UPDATE facts SET value = value + ? WHERE name = 'dropped'", num)
-
-    def _fact(self, name: str) -> str:
-        return str(self._one("SELECT value FROM facts WHERE name = ?", name)[0])
 
     def _ensure_run(self, run_id: str, start_time_s: float) -> None:
         self._execute(
@@ -285,6 +279,20 @@ class Spool:
 def _run(row: tuple[Any, ...]) -> SpooledRun:
     names = ("run_id", "num_rows", "num_sent", "base_step", "num_confirmed", "num_lines", "exit_code", "closed")
     return msgspec.convert(dict(zip(names, row, strict=True)), SpooledRun, strict=False)
+
+
+def owner_name(path: Path) -> str:
+    """What the spool at a path calls itself on the server: kept beside it, so that it outlives a damaged spool.
+
+    It has the number of its own file in it, so that a copied state directory calls itself otherwise.
+    """
+    id_path = path.with_suffix(".id")
+    name = uuid.uuid4().hex[:12]
+    with suppress(OSError):
+        if not id_path.exists():
+            id_path.write_text(name)
+        name = f"{id_path.read_text()}-{id_path.stat().st_ino:x}"
+    return name
 
 
 def run_config(hello: Hello) -> dict[str, object]:

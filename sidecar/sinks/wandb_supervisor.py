@@ -17,7 +17,7 @@ from sidecar.sinks.wandb_history import RunHistory
 from sidecar.sinks.wandb_process import ChildProcess
 from sidecar.sinks.wandb_protocol import Attached, Closed, Failed, Message, Progress, Task
 from sidecar.sinks.wandb_settings import NO_CREDENTIALS, WandbSettings, child_environment, has_credentials
-from sidecar.sinks.wandb_spool import Spool, SpooledRun
+from sidecar.sinks.wandb_spool import Spool, SpooledRun, owner_name
 
 _LOG = logging.getLogger(__name__)
 _CREDENTIALS_RETRY_S = 5.0
@@ -47,6 +47,7 @@ class WandbSupervisor:
     def __init__(self, spool_path: Path, settings: WandbSettings, environ: Mapping[str, str]) -> None:
         self._spool_path = spool_path
         self._spool = Spool(spool_path)
+        self._owner = owner_name(spool_path)
         self._settings = settings
         self._environ = environ
         self._directory = spool_path.parent / "wandb"
@@ -66,7 +67,7 @@ class WandbSupervisor:
             self._look_after(self._child, now_s)
         elif now_s >= self._next_start_s:
             self._start(now_s)
-        lag = sum(run.num_unconfirmed for run in self._spool.open_runs())
+        lag = sum(run.num_unconfirmed + self._history(run.run_id).num_forgotten for run in self._spool.open_runs())
         self._state = SinkState(self._phase[0], lag, self._phase[1])
 
     def state(self) -> SinkState:
@@ -119,7 +120,7 @@ class WandbSupervisor:
         return Task(
             spool=str(self._spool_path),
             run_id=run.run_id,
-            owner=self._spool.owner,
+            owner=self._owner,
             directory=str(self._directory),
             exit_code=run.exit_code if closing else None,
             stopped_at_row=history.stopped_at_row,
@@ -190,6 +191,8 @@ class WandbSupervisor:
             _LOG.warning("W&B run %s: %s: %s", child.run_id, failure.reason, failure.detail)
         history.note_failure(failure, now_s, self._settings, was_attached=child.is_attached)
         self.is_damaged |= failure.reason == "damaged"
+        if failure.reason == "behind" and failure.sighting is not None:
+            history.num_forgotten = self._spool.run(child.run_id).num_lines - failure.sighting.num_lines
         if failure.reason == "stopped":
             history.stopped_at_row = child.num_sent
         self._phase = (history.phase, failure.detail)
