@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from fake_wandb import FakeWandb, Fault
-from wandb_uplink import ROOT, Uplink, assert_exactly_once, child_basis
+from wandb_uplink import ROOT, Uplink, assert_exactly_once, child_basis, row
+
+from sidecar.sinks.wandb_spool import Cursor
 
 
 def num_arrived(server: FakeWandb) -> int:
@@ -210,20 +212,38 @@ def test_child_is_recycled(tmp_path: Path, server: FakeWandb) -> None:
     assert_exactly_once(server, 250)
 
 
-def test_lost_spool_goes_on_behind_what_the_server_has(tmp_path: Path, server: FakeWandb) -> None:
-    """A run continued from an empty spool is appended to the rows that are there, and stays exact through a kill."""
+def test_run_continued_elsewhere_goes_on_behind_what_the_server_has(tmp_path: Path, server: FakeWandb) -> None:
+    """A later session of a run, on a machine whose spool never had the earlier ones, is appended to their rows."""
     old = Uplink(tmp_path, child_basis(server))
     old.add(30)
     old.drive_to_sent()
     old.close()
     (tmp_path / "new").mkdir()
     new = Uplink(tmp_path / "new", child_basis(server))
-    new.add(20)
+    new.spool.append("run", "later", Cursor(19), [row(i) | {"_record": f"later:{i}"} for i in range(20)])
     new.drive_to_sent()
     new.signal_child(signal.SIGKILL)
-    new.end(0)
+    new.spool.finish("run", "later", 0)
     new.drive_to_idle()
     new.close()
 
     steps = [(line["_step"], line["train/step"]) for line in server.run("run").history]
     assert steps == [(i, 10 * i) for i in range(30)] + [(30 + i, 10 * i) for i in range(20)]
+
+
+def test_clock_of_the_machine_is_stepped(uplink: Uplink, server: FakeWandb) -> None:
+    """Times that jump by hours, back and forth, across a kill: rows stay in their order and keep their times."""
+    shifts_s = [0.0, 21_600.0, -43_200.0, 3_600.0]
+    expected = []
+    for number, shift_s in enumerate(shifts_s):
+        rows = [row(i) | {"_timestamp": 1e9 + i + shift_s} for i in range(20 * number, 20 * number + 20)]
+        expected += rows
+        uplink.spool.append("run", "run-session", Cursor(20 * number + 19), rows)
+        uplink.drive_to_sent()
+        if number == 2:
+            uplink.signal_child(signal.SIGKILL)
+    uplink.end(0)
+    uplink.drive_to_idle()
+
+    arrived = [{key: value for key, value in line.items() if key != "_runtime"} for line in server.run("run").history]
+    assert arrived == [each | {"_step": index} for index, each in enumerate(expected)]
