@@ -113,6 +113,8 @@ class Uplink:
         self.slowest_tick_s = 0.0
         self.rows_per_second = 0.0
         """Pace at which ticks append rows to the run named "run"."""
+        self.children: set[int] = set()
+        """Every uploading process that there was."""
         self._num_due = 0.0
         self._ticked_s = time.monotonic()
 
@@ -162,6 +164,8 @@ class Uplink:
             self._num_due %= 1.0
             started_s = time.monotonic()
         self.supervisor.tick(started_s)
+        if self.child_pid is not None:
+            self.children.add(self.child_pid)
         self.slowest_tick_s = max(self.slowest_tick_s, time.monotonic() - started_s)
         if not self.states or self.states[-1] != self.supervisor.state():
             self.states.append(self.supervisor.state())

@@ -66,7 +66,14 @@ def remove(spool: Path) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize(("harm", "interval_s"), [(damage, "1"), (remove, "1"), (damage, "0.3")])
+@pytest.mark.parametrize(
+    ("harm", "interval_s"),
+    [
+        (damage, "0.3"),
+        pytest.param(damage, "1", marks=pytest.mark.slow),
+        pytest.param(remove, "1", marks=pytest.mark.slow),
+    ],
+)
 def test_spool_is_made_anew_from_the_journal(
     place: Place, server: FakeWandb, harm: Callable[[Path], None], interval_s: str
 ) -> None:
@@ -91,6 +98,7 @@ def test_spool_is_made_anew_from_the_journal(
     assert bool(list(place.state_dir.glob("spool.sqlite.corrupt-*"))) == (harm is damage)
 
 
+@pytest.mark.slow
 def test_spool_is_damaged_while_it_is_used(place: Place, server: FakeWandb) -> None:
     """A spool that turns out to be damaged while running is moved aside at once, without a restart."""
     run = server.run("run")

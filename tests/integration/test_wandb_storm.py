@@ -48,7 +48,8 @@ def descendant(pid: int, word: str) -> int | None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [50])
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_killed_again_and_again(place: Place, server: FakeWandb, victim: str, num_kills: int) -> None:
     """At random moments, at starting, attaching, sending or idle: W&B has every step once, and /metrics never waits."""

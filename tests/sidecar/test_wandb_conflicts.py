@@ -91,6 +91,7 @@ def test_second_sidecar_takes_over_from_a_dead_one(pair: Pair, server: FakeWandb
     assert server.run("run").state == "finished"
 
 
+@pytest.mark.slow
 def test_sidecar_that_slept_does_not_write_into_what_was_taken_over(pair: Pair, server: FakeWandb) -> None:
     """A child that wakes up after another sidecar took its run over sees it, and uploads no more."""
     pair.first.add(40)
@@ -111,6 +112,7 @@ def test_sidecar_that_slept_does_not_write_into_what_was_taken_over(pair: Pair, 
     assert_exactly_once(server, pair.second.spool.num_rows("run"))
 
 
+@pytest.mark.slow
 def test_two_that_start_at_once(pair: Pair, server: FakeWandb) -> None:
     """Two sidecars that find a new run at the same moment: one of them ends in conflict, and no row is wrong."""
     in_conflict: list[Uplink] = []
@@ -131,6 +133,7 @@ def test_two_that_start_at_once(pair: Pair, server: FakeWandb) -> None:
     assert_exactly_once(server, winner.spool.num_rows("run"))
 
 
+@pytest.mark.slow
 def test_copy_of_a_state_directory_is_another_spool(pair: Pair, server: FakeWandb, tmp_path: Path) -> None:
     """A copied spool does not pass for the original: it stays out as long as that one uploads."""
     pair.first.add(40)

@@ -60,8 +60,8 @@ sys.path.insert(0, "tests")
 from wandb_uplink import Uplink
 uplink = Uplink(Path(sys.argv[1]), os.environ)
 print("up", flush=True)
-while uplink.spool.num_rows("run") < 600 or uplink.spool.open_runs():
-    if uplink.spool.num_rows("run") < 600:
+while uplink.spool.num_rows("run") < 1200 or uplink.spool.open_runs():
+    if uplink.spool.num_rows("run") < 1200:
         uplink.add(2)
     elif uplink.spool.run("run").exit_code is None:
         uplink.end(0)
@@ -87,10 +87,10 @@ def test_parent_killed_again_and_again(tmp_path: Path, server: FakeWandb) -> Non
         num_arrived_at_kill.append(num_arrived(server))
         time.sleep(0.3)
         assert [pid for pid in children if is_running(pid)] == []
-    subprocess.run(command, cwd=ROOT, env=child_basis(server), check=True, timeout=30.0)
+    subprocess.run(command, cwd=ROOT, env=child_basis(server), check=True, timeout=90.0)
 
     assert num_arrived_at_kill == sorted(set(num_arrived_at_kill))
-    assert_exactly_once(server, 600)
+    assert_exactly_once(server, 1200)
     assert server.run("run").state == "finished"
 
 
@@ -100,29 +100,6 @@ def is_running(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-@pytest.mark.parametrize(
-    "fault", [Fault("status", 500), Fault("status", 429), Fault("reset"), Fault("hang", hang_s=0.5)], ids=str
-)
-def test_server_fails_for_a_while(uplink: Uplink, server: FakeWandb, fault: Fault) -> None:
-    """While uploads fail for three seconds, rows go on being taken and ticks do not wait; afterwards all are there."""
-    uplink.add(50)
-    uplink.drive(lambda: num_arrived(server) > 0)
-    server.fault = lambda operation: fault if operation == "file_stream" else None
-    end_s = time.monotonic() + 3.0
-
-    def over() -> bool:
-        uplink.add(1)
-        return time.monotonic() > end_s
-
-    uplink.drive(over)
-    server.fault = lambda _operation: None
-    uplink.end(0)
-    uplink.drive_to_idle()
-
-    assert_exactly_once(server, uplink.spool.num_rows("run"))
-    assert uplink.slowest_tick_s < 0.5
 
 
 def every_other(fault: Fault) -> Callable[[str], Fault | None]:
@@ -208,7 +185,7 @@ def test_child_is_recycled(tmp_path: Path, server: FakeWandb) -> None:
     uplink.drive_to_idle()
     uplink.close()
 
-    assert server.requests.count("RunResumeStatus") == 4
+    assert len(uplink.children) == 4
     assert_exactly_once(server, 250)
 
 

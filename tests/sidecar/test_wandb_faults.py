@@ -109,7 +109,12 @@ def failing_flow(operations: set[str] | None) -> Callable[[Case], Story]:
     return story
 
 
-@pytest.mark.parametrize("operations", [None, {"UpsertBucket"}], ids=["everything", "attaching"])
+EVERYTHING = pytest.param(None, id="everything")
+
+
+@pytest.mark.parametrize(
+    "operations", [EVERYTHING, pytest.param({"UpsertBucket"}, id="attaching", marks=pytest.mark.slow)]
+)
 def test_failing_from_the_start(tmp_path: Path, operations: set[str] | None) -> None:
     """Whatever a new child meets first: the state says that rows wait, and all arrive when the server works."""
     cases = in_parallel(tmp_path, FAULTS, failing_start(operations))
@@ -119,13 +124,16 @@ def test_failing_from_the_start(tmp_path: Path, operations: set[str] | None) -> 
         assert seen & {"waiting", "refused"} or name in {"answer lost", "truncated"}, (name, seen)
 
 
-@pytest.mark.parametrize("operations", [None, {"file_stream"}], ids=["everything", "uploads"])
+@pytest.mark.parametrize(
+    "operations", [EVERYTHING, pytest.param({"file_stream"}, id="uploads", marks=pytest.mark.slow)]
+)
 def test_failing_while_rows_flow(tmp_path: Path, operations: set[str] | None) -> None:
     """Whatever happens to a child that uploads."""
     swallowing = {"portal"} if operations else set()
     in_parallel(tmp_path, {k: v for k, v in FAULTS.items() if k not in swallowing}, failing_flow(operations))
 
 
+@pytest.mark.slow
 def test_rows_swallowed_on_the_way_are_counted(tmp_path: Path) -> None:
     """Wandb takes any page with status 200 for W&B's consent: what a portal so swallowed is missing, and is said."""
     case = Case(tmp_path / "portal", Fault("garbage"))

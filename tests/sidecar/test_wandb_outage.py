@@ -73,6 +73,7 @@ def test_long_outage(tmp_path: Path, server: FakeWandb, scale: int) -> None:
     assert uplink.slowest_tick_s < 0.5
 
 
+@pytest.mark.slow
 def test_retry_after_is_obeyed(tmp_path: Path, server: FakeWandb) -> None:
     """After 429 with Retry-After no upload is tried before that time, while rows go on being taken."""
     uplink = Uplink(tmp_path, child_basis(server))
@@ -99,6 +100,7 @@ def test_retry_after_is_obeyed(tmp_path: Path, server: FakeWandb) -> None:
     assert_exactly_once(server, num_rows)
 
 
+@pytest.mark.slow
 def test_init_that_hangs_for_ever(tmp_path: Path, server: FakeWandb) -> None:
     """A child whose init never returns is killed after its deadline and replaced, as often as it takes."""
     uplink = Uplink(tmp_path, child_basis(server), init_timeout_s=600.0, hang_timeout_s=2.5)
@@ -122,6 +124,7 @@ def test_init_that_hangs_for_ever(tmp_path: Path, server: FakeWandb) -> None:
     assert_exactly_once(server, num_rows)
 
 
+@pytest.mark.slow
 def test_finish_that_hangs(tmp_path: Path, server: FakeWandb) -> None:
     """A finish that cannot send what is left ends in its time, for a restart as for the end; nothing is lost."""
     uplink = Uplink(tmp_path, child_basis(server), finish_timeout_s=2.0)
@@ -157,6 +160,7 @@ def test_end_that_the_server_refuses(tmp_path: Path, server: FakeWandb) -> None:
     assert (server.run("run").state, server.run("run").exit_code) == ("failed", 5)
 
 
+@pytest.mark.slow
 def test_fatal_error_in_a_run_that_was_stopped_in_the_ui(tmp_path: Path, server: FakeWandb) -> None:
     """Stop in the UI concerns us no further, and hides no end of uploading: that rows do not arrive is noticed."""
     uplink = Uplink(tmp_path, hasty_basis(server, tmp_path), stall_s=2.0)
@@ -178,6 +182,7 @@ def test_fatal_error_in_a_run_that_was_stopped_in_the_ui(tmp_path: Path, server:
     assert server.run("run").state == "finished"
 
 
+@pytest.mark.slow
 def test_full_spool_drops_what_w_and_b_has_first(tmp_path: Path, server: FakeWandb) -> None:
     """Over its limit the spool drops what W&B has, uncounted; what it must drop of rows that wait, it counts."""
     uplink = Uplink(tmp_path, child_basis(server))

@@ -34,6 +34,7 @@ def finish(uplink: Uplink, num_more: int) -> None:
     uplink.drive_to_idle()
 
 
+@pytest.mark.slow
 def test_stale_last_row_on_resume(uplink: Uplink, server: FakeWandb) -> None:
     """Summary and last row come from an old cache, the number of rows is right: nothing is sent twice."""
     upload(uplink, server, 60)
@@ -51,6 +52,7 @@ def fewer_rows(num: int) -> Callable[[Bucket], Bucket]:
     return lambda bucket: bucket | {"historyLineCount": bucket["historyLineCount"] - num}
 
 
+@pytest.mark.slow
 def test_stale_number_of_rows_on_resume(uplink: Uplink, server: FakeWandb) -> None:
     """A server that shows fewer rows than before is not believed at once: the upload waits until it shows them."""
     upload(uplink, server, 60)
@@ -63,6 +65,7 @@ def test_stale_number_of_rows_on_resume(uplink: Uplink, server: FakeWandb) -> No
     assert_exactly_once(server, 80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remembers_last_step", [False, True])
 def test_server_that_lost_its_last_rows(uplink: Uplink, server: FakeWandb, *, remembers_last_step: bool) -> None:
     """A server that still has fewer rows after a while lost them, and is sent them again."""
@@ -96,6 +99,7 @@ def test_run_is_deleted_while_rows_flow(uplink: Uplink, server: FakeWandb) -> No
     assert server.requests.count("UpsertBucket") < 20
 
 
+@pytest.mark.slow
 def test_deleted_run_that_may_not_come_back(tmp_path: Path, server: FakeWandb) -> None:
     """When W&B does not give out the name again, the state says so and rows wait; other runs are not held up."""
     uplink = Uplink(tmp_path, child_basis(server), init_timeout_s=3.0)
@@ -114,6 +118,7 @@ def test_deleted_run_that_may_not_come_back(tmp_path: Path, server: FakeWandb) -
     assert lines_of(server) == {}
 
 
+@pytest.mark.slow
 def test_run_deleted_after_its_end_stays_deleted(uplink: Uplink, server: FakeWandb) -> None:
     """Nothing brings back a run that was complete and closed when it was deleted."""
     uplink.add(20)
@@ -134,6 +139,7 @@ def test_identity_of_records_arrives(uplink: Uplink, server: FakeWandb) -> None:
     assert [line["_record"] for line in run.history] == [f"run-session:{i}" for i in range(5)]
 
 
+@pytest.mark.slow
 def test_spool_that_forgot_its_last_rows(uplink: Uplink, server: FakeWandb) -> None:
     """After a power cut the spool may lack rows that W&B has: when they are made again they are not sent again."""
     upload(uplink, server, 60)

@@ -125,23 +125,6 @@ def test_refusal_is_reported_and_overcome(uplink: Uplink, server: FakeWandb) -> 
     assert len(server.run("run").history) == 10
 
 
-def test_unreachable_server_at_start(tmp_path: Path, server: FakeWandb) -> None:
-    """While init fails the state says so and rows wait; it is tried again until it works."""
-    uplink = Uplink(tmp_path, child_basis(server), init_timeout_s=2.0)
-    server.fault = lambda _operation: Fault("reset")
-    uplink.add(10)
-    uplink.drive(lambda: uplink.state.state == "waiting")
-    waiting = uplink.state
-    server.fault = lambda _operation: None
-    uplink.end(0)
-    uplink.drive_to_idle()
-    uplink.close()
-
-    assert (waiting.state, waiting.lag_records) == ("waiting", 10)
-    assert waiting.detail != ""
-    assert len(server.run("run").history) == 10
-
-
 def test_uploads_refused_for_good_are_noticed(tmp_path: Path, server: FakeWandb) -> None:
     """A permanent error while uploading (403) ends the child when wandb notices; then every row is sent after all."""
     uplink = Uplink(tmp_path, hasty_basis(server, tmp_path))
