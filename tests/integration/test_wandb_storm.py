@@ -15,6 +15,7 @@ ONLINE = (
     *("--set", "wandb.mode=online", "--set", "wandb.transmit_interval_s=1"),
     *("--set", "wandb.interval_s=1", "--set", "wandb.takeover_s=8"),
 )
+NUM_KILLS = 50
 VICTIMS = {"the child": "sidecar.sinks.wandb_child", "wandb-core": "wandb-core"}
 
 
@@ -49,16 +50,15 @@ def descendant(pid: int, word: str) -> int | None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
-@pytest.mark.parametrize("num_kills", [50])
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_killed_again_and_again(place: Place, server: FakeWandb, victim: str, num_kills: int) -> None:
+def test_killed_again_and_again(place: Place, server: FakeWandb, victim: str) -> None:
     """At random moments, at starting, attaching, sending or idle: W&B has every step once, and /metrics never waits."""
     run = server.run("run")
-    random.seed(num_kills)
+    random.seed(NUM_KILLS)
     trainer = place.trainer(steps_per_second=30.0)
     sidecar = place.sidecar(*ONLINE)
     states, slowest_scrape_s, kills = set[str](), 0.0, 0
-    while kills < num_kills:
+    while kills < NUM_KILLS:
         wait_for(lambda: descendant(sidecar.process.pid, VICTIMS[victim]) is not None, f"{victim} to be there")
         end_s = time.monotonic() + random.uniform(0.5, 6.0)
         while time.monotonic() < end_s:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from fake_wandb import FakeWandb, Fault
 from wandb_uplink import ROOT, Uplink, assert_exactly_once, child_basis, row
 
