@@ -39,6 +39,9 @@ class WandbConfig(msgspec.Struct, frozen=True, kw_only=True):
     entity: Annotated[str, Meta(description="W&B entity; empty takes the account's own.")] = ""
     interval_s: Annotated[float, Meta(gt=0, description="Time between telemetry rows (s).")] = 15.0
     transmit_interval_s: Annotated[int, Meta(ge=1, description="Time between uploads (s).")] = 15
+    takeover_s: Annotated[
+        float, Meta(ge=4, description="How long another sidecar must not have written a run to be taken for gone (s).")
+    ] = 90.0
 
 
 class CollectorConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from sidecar.collectors.process import ProcessCollector
 from sidecar.collectors.reading import Reading
 from sidecar.collectors.runner import CollectorRunner
 from sidecar.config import SidecarConfig
-from sidecar.database import is_corruption, mark_damaged
+from sidecar.database import DatabaseError, is_corruption, mark_damaged
 from sidecar.http import HttpServer
 from sidecar.live_definitions import LiveDefinitions
 from sidecar.publication import CATALOGUE
@@ -136,7 +136,7 @@ class Daemon:
                 started_s = time.monotonic()
                 try:
                     self._turn()
-                except sqlite3.Error as error:
+                except (sqlite3.Error, DatabaseError) as error:
                     self._replace_station(error)
                 self._alarm.sleep(started_s + self._config.interval_s - time.monotonic())
 
@@ -181,7 +181,7 @@ class Daemon:
             while not (self._station.pipeline.shows(expected) or time.monotonic() > deadline_s or self._should_stop):
                 self._alarm.sleep(POLL_S)
                 self._station.pipeline.turn(CATCH_UP_S / 4)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, DatabaseError) as error:
             self._change_station(error)
             self._open_up(expected)  # not for ever: what is damaged twice is left alone, and memory does not fail
 
@@ -191,7 +191,7 @@ class Daemon:
         readings = self._collectors.latest()
         self._station.pipeline.add_readings(readings)
         self._station.pipeline.turn(self._config.interval_s)
-        self._station.outlet.tick(time.monotonic())
+        self._station.upload()
         self._publish(readings)
         for request in requests:  # only now: who asked may count on seeing the outcome
             request.done.set()
@@ -208,7 +208,7 @@ class Daemon:
         self._station.publication.publish(self._sink, readings)
         self._document = self._station.publication.document
 
-    def _replace_station(self, error: sqlite3.Error | None) -> None:
+    def _replace_station(self, error: sqlite3.Error | DatabaseError | None) -> None:
         """Go on with another station, after an error of this one or to return to the disk."""
         feeds = self._station.pipeline.feeds.values()
         expected = {feed.stored.endpoint for feed in feeds if feed.stored.ended_s is None}
@@ -216,7 +216,7 @@ class Daemon:
         self._open_up(expected)
         self._publish(self._collectors.latest())
 
-    def _change_station(self, error: sqlite3.Error | None) -> None:
+    def _change_station(self, error: sqlite3.Error | DatabaseError | None) -> None:
         """Close the station and make another one: on the file, moved aside if it is damaged, else in memory."""
         path, in_memory, now_s = self._around.journal_path, "", time.monotonic()
         if error is not None:

@@ -96,6 +96,11 @@ class Station:
         """Where the trainers are that the journal knows."""
         return {stored.endpoint for stored in self.journal.unconsumed_sessions()}
 
+    def upload(self) -> None:
+        """Look after the upload; a spool that was begun anew gets its rows from the journal again."""
+        if self.outlet.tick(time.monotonic()):
+            self.pipeline.open(self._window_s())
+
     def widen(self) -> None:
         """Read more of the past when the definitions look further back than before."""
         if self._window_s() > self.pipeline.store.window_s:
@@ -106,8 +111,7 @@ class Station:
         bounds = self._around.config.journal
         max_bytes = bounds.max_bytes if self.journal.is_on_disk else min(bounds.max_bytes, MEMORY_JOURNAL_BYTES)
         more = self.journal.trim(time.time() - bounds.max_age_s, max_bytes)
-        self.outlet.prune(bounds.max_age_s)
-        return more
+        return self.outlet.trim(bounds.max_age_s, bounds.max_bytes) or more
 
     def close(self) -> None:
         """Stop everything in reverse order of its start, each within its own bound."""

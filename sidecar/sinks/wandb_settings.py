@@ -38,6 +38,16 @@ class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
     finish_timeout_s: float = 8.0
     hang_timeout_s: float = 120.0
     """A child that has said nothing for so long is killed; longer than both timeouts above."""
+    look_interval_s: float = 20.0
+    """How often a child asks the server what it has of the run."""
+    look_timeout_s: float = 10.0
+    lease_s: float = 45.0
+    """A child that could not ask for so long leaves, because another sidecar may have taken the run over."""
+    quiet_s: float = 90.0
+    """How long a run must not have changed before it is taken over from another spool; longer than the lease and all
+    timeouts of a look and of sending."""
+    stall_s: float = 180.0
+    """A child is replaced when the server answers, but has taken none of the rows that wait for so long."""
     slice_s: float = 30.0
     """How long one run's child may go on while another run has rows to send."""
     max_life_s: float = 3600.0
