@@ -103,8 +103,9 @@ def test_nothing_leaks_when_all_is_well(place: Place, server: FakeWandb) -> None
 
 
 class _Telltale(BaseHTTPRequestHandler):
-    """A server that refuses everything, and says with which key it was asked."""
+    """A server that lets nobody begin a run, and says with which key it was asked."""
 
+    fake: FakeWandb
     status: int
     num_requests = 0
 
@@ -112,34 +113,40 @@ class _Telltale(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_POST(self) -> None:
-        """Refuse."""
+        """Answer whether there is such a run, and refuse everything else."""
         type(self).num_requests += 1
-        shown = self.headers.get("Authorization", "")
-        body = json.dumps({"errors": [{"message": f"bad key {KEY}, shown as {shown}"}]}).encode()
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.send_response(self.status)
+        asked = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if b"RunResumeStatus" in asked:
+            self._send(HTTPStatus.OK, self.fake.answer("RunResumeStatus", self.path, json.loads(asked)))
+        else:
+            shown = self.headers.get("Authorization", "")
+            self._send(self.status, {"errors": [{"message": f"bad key {KEY}, shown as {shown}"}]})
+
+    def _send(self, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
 
 @pytest.fixture(params=[401, 403, 500])
-def telltale(request: pytest.FixtureRequest, place: Place) -> Iterator[type[_Telltale]]:
+def telltale(request: pytest.FixtureRequest, place: Place, server: FakeWandb) -> Iterator[type[_Telltale]]:
     """Such a server in the place of the other one."""
-    handler = type("Handler", (_Telltale,), {"status": request.param})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    handler = type("Handler", (_Telltale,), {"status": request.param, "fake": server})
+    refusing = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=refusing.serve_forever, args=(0.02,))
     thread.start()
     before = place.environ["WANDB_BASE_URL"]
-    place.environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.server_port}"
+    place.environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{refusing.server_port}"
     netrc = Path(place.environ["HOME"]) / ".netrc"
     if netrc.exists():
         after = place.environ["WANDB_BASE_URL"].removeprefix("http://")
         netrc.write_text(netrc.read_text().replace(before.removeprefix("http://"), after))
     yield handler
-    server.shutdown()
+    refusing.shutdown()
     thread.join()
-    server.server_close()
+    refusing.server_close()
 
 
 def test_nothing_leaks_when_the_server_repeats_the_key(place: Place, telltale: type[_Telltale]) -> None:
