@@ -10,6 +10,7 @@ request, served from the ring in small chunks between ticks (`shared.wire`). Not
 thread owns its socket alone and dies with the process.
 """
 
+import math
 import os
 import threading
 import time
@@ -234,7 +235,8 @@ class Publisher:
 
     def _serve(self, timeout_s: float) -> None:
         """Wait for subscriptions until the timeout, take in those that came, send one chunk of one replay."""
-        if self._socket.poll(round(timeout_s * 1000)):
+        # Rounded up: the last fraction of a millisecond would otherwise be spent spinning.
+        if self._socket.poll(math.ceil(timeout_s * 1000)):
             for _ in range(100):
                 try:
                     self._take_subscription(self._socket.recv(zmq.NOBLOCK))
