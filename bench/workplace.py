@@ -7,11 +7,13 @@ port, and W&B means a stand-in server on this machine.
 import http.client
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -144,18 +146,27 @@ class Workplace:
         except psutil.NoSuchProcess:
             children = []
         process.terminate()
+        # It may have been stopped.
+        for member in (process, *children):
+            with suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGCONT)
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
         for child in children:
-            if child.is_running():
+            with suppress(psutil.NoSuchProcess):
                 child.kill()
 
     def _log(self, arguments: Sequence[str]) -> Path:
         # The same arguments mean the same process here: one at a time.
         return self.path / f"{abs(hash(tuple(arguments))):x}.log"
+
+
+def progress(line: str) -> None:
+    """Say how far it is."""
+    print(f"  {line}", flush=True)  # noqa: T201 - a command line
 
 
 def fetch(url: str, path: str) -> bytes:
