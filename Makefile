@@ -6,7 +6,7 @@ PRESET ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train sidecar test check format docs clean
+.PHONY: help train sidecar test check bench format docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ check: $(VENV)/.dev ## Lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(VENV)/.trainer ## Measure what telemetry costs (docs/benchmarks.md)
+	$(BIN)/python -m bench $(ARGS)
 
 format: $(VENV)/.dev ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -5,11 +5,8 @@ import subprocess
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
-import psutil
-
-from bench.workplace import BenchmarkError, Workplace, progress
+from bench.workplace import BenchmarkError, Workplace, family_of, progress, send_signal
 
 RUN_TIMEOUT_S = 180.0
 
@@ -56,10 +53,7 @@ class Contestant:
 
     def _signal(self, number: signal.Signals) -> None:
         for process in (self._trainer, *self._companions):
-            one = psutil.Process(process.pid)
-            for member in (one, *one.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    member.send_signal(number)
+            send_signal(family_of(process.pid), number)
 
     def _num_steps(self) -> int:
         return self._record.stat().st_size // array("d").itemsize if self._record.exists() else 0

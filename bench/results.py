@@ -86,9 +86,7 @@ def compare(
         ratio=ratio,
         goal=goal.text(unit) if goal else None,
         goal_met=goal.is_met(value, ratio) if goal else None,
-        spread=Spread(
-            rounds=len(values), value=_range(values), peer_value=_range(peer_values), ratio=_range(ratios)
-        ),
+        spread=Spread(rounds=len(values), value=_range(values), peer_value=_range(peer_values), ratio=_range(ratios)),
     )
 
 
@@ -105,10 +103,12 @@ def write(results: Sequence[Result], path: Path) -> None:
 
 def table(results: Sequence[Result]) -> str:
     """The results as aligned columns."""
-    rows = [("name", "value", "min..max", "peer", "peer value", "ratio", "goal", "met")]
+    rows: list[tuple[str, ...]] = [("name", "value", "min..max", "peer", "peer value", "ratio", "goal", "met")]
     rows += [_row(result) for result in results]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def number(value: float) -> str:

@@ -20,6 +20,7 @@ from trainer.embedded_target import default_cache_dir, embedded_target
 
 TURN_S = 3.0
 TURNS_PER_ROUND = 3
+HUNG_TURNS_PER_ROUND = 2
 WARM_UP_STEPS = 60
 HANG_STEP = 20
 """The stand-in server hangs from here on, well before the measured steps."""
@@ -72,7 +73,7 @@ def hung_server_throughput(num_rounds: int) -> list[Result]:
             "ours": _with_sidecar(place, "ours", place.wandb_server(hung=True)),
             "wandb": _trainer(place, "wandb", "wandb", {**server.environ, **hang}),
         }
-        speeds = _take_turns(contestants, num_rounds * TURNS_PER_ROUND)
+        speeds = _take_turns(contestants, num_rounds * HUNG_TURNS_PER_ROUND)
     nothing = "no telemetry, no sidecar"
     return [
         compare("hung_server_throughput", "steps/s", speeds["ours"], nothing, speeds["off"]),

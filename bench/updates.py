@@ -8,15 +8,14 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import wandb
 from prometheus_client import CollectorRegistry, Counter
 
 from bench.results import Goal, Result, compare
 from bench.workplace import WandbServer, Workplace
+from shared import cells
 from shared.catalogue import TRAINER_FAMILIES
-from shared.cells import Cells
 
 NUM_UPDATES = 200_000
 NUM_LOGS = 300
@@ -27,7 +26,7 @@ MAX_UPDATE_NS = 100.0
 def counter_update(num_rounds: int) -> list[Result]:
     """Nanoseconds per update."""
     labels = {"role": "drafter", "worker": "0", "kind": "real"}
-    ours = Cells(TRAINER_FAMILIES).counter("dflash_tokens_total", **labels)
+    ours = cells.Cells(TRAINER_FAMILIES).counter("dflash_tokens_total", **labels)
     family = Counter("tokens", "Tokens.", list(labels), registry=CollectorRegistry())
     theirs = family.labels(*labels.values())
     update_ns: dict[str, list[float]] = {"ours": [], "prometheus": [], "labels": [], "wandb": []}
@@ -41,13 +40,15 @@ def counter_update(num_rounds: int) -> list[Result]:
     goal = Goal("value", "<=", MAX_UPDATE_NS)
     return [
         compare("counter_update", "ns", update_ns["ours"], "prometheus_client inc", update_ns["prometheus"], goal),
-        compare("counter_update_by_labels", "ns", update_ns["ours"], "prometheus_client labels().inc", update_ns["labels"]),
+        compare(
+            "counter_update_by_labels", "ns", update_ns["ours"], "prometheus_client labels().inc", update_ns["labels"]
+        ),
         compare("counter_update_beside_wandb", "ns", update_ns["ours"], "wandb.log of 1 key", update_ns["wandb"]),
     ]
 
 
 @contextmanager
-def wandb_run(place: Workplace, server: WandbServer) -> Iterator[Any]:
+def wandb_run(place: Workplace, server: WandbServer) -> Iterator[wandb.Run]:
     """A run of the real SDK in this process, with its defaults, against a stand-in server."""
     settings = wandb.Settings(
         base_url=server.environ["WANDB_BASE_URL"],
@@ -70,21 +71,21 @@ def _ns_per_call(loop: Callable[[], None], num_calls: int = NUM_UPDATES) -> floa
     return (time.perf_counter_ns() - start_ns) / num_calls
 
 
-def _add(counter: Any) -> None:
+def _add(counter: cells.Counter) -> None:
     for _ in range(NUM_UPDATES):
         counter.add(1.0)
 
 
-def _inc(counter: Any) -> None:
+def _inc(counter: Counter) -> None:
     for _ in range(NUM_UPDATES):
         counter.inc(1.0)
 
 
-def _inc_labels(family: Any) -> None:
+def _inc_labels(family: Counter) -> None:
     for _ in range(NUM_UPDATES):
         family.labels("drafter", "0", "real").inc(1.0)
 
 
-def _log(run: Any) -> None:
+def _log(run: wandb.Run) -> None:
     for _ in range(NUM_LOGS):
         run.log({"tokens": 1.0})

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,6 @@ from sidecar.state_dir import owner_of
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.01
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
 
 
 class BenchmarkError(RuntimeError):
@@ -140,24 +139,9 @@ class Workplace:
             time.sleep(POLL_S)
 
     def end(self, process: "subprocess.Popen[bytes]") -> None:
-        """End a process and everything it started, politely if it takes that."""
-        try:
-            children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        except psutil.NoSuchProcess:
-            children = []
-        process.terminate()
-        # It may have been stopped.
-        for member in (process, *children):
-            with suppress(psutil.NoSuchProcess):
-                member.send_signal(signal.SIGCONT)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for child in children:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+        """Kill a process and everything it started: nothing here is worth an orderly end."""
+        send_signal(family_of(process.pid) if process.poll() is None else [], signal.SIGKILL)
+        process.wait()
 
     def _log(self, arguments: Sequence[str]) -> Path:
         # The same arguments mean the same process here: one at a time.
@@ -185,7 +169,22 @@ def fetch(url: str, path: str) -> bytes:
     return body
 
 
+def family_of(pid: int) -> list[psutil.Process]:
+    """A process, if it is there, and all that it started."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def send_signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Signal those that are still there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and its living children."""
-    process = psutil.Process(pid)
-    return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
+    return sum(sum(one.cpu_times()[:2]) for one in family_of(pid))
