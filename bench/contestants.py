@@ -35,14 +35,14 @@ class Contestant:
         start_s = time.monotonic()
         command = ("-m", "bench.instrumented_trainer", kind, str(self._record), *arguments)
         self._trainer = self._place.popen(command, environ)
-        self._place.wait(lambda: self._num_steps() >= steps, self._trainer, f"{steps} steps", RUN_TIMEOUT_S)
+        self._place.wait(lambda: self.num_steps >= steps, self._trainer, f"{steps} steps", RUN_TIMEOUT_S)
         self._signal(signal.SIGSTOP)
         self.first_step_s = self._step_times_s()[0] - start_s
         progress(f"{self.name}: first step after {self.first_step_s:.1f} s")
 
     def run_for(self, duration_s: float) -> float:
         """Go on for a while and stop again; returns the steps per second in between."""
-        num_before = self._num_steps()
+        num_before = self.num_steps
         start_s = time.monotonic()
         self._signal(signal.SIGCONT)
         time.sleep(duration_s)
@@ -55,7 +55,9 @@ class Contestant:
         for process in (self._trainer, *self._companions):
             send_signal(family_of(process.pid), number)
 
-    def _num_steps(self) -> int:
+    @property
+    def num_steps(self) -> int:
+        """Steps done so far."""
         return self._record.stat().st_size // array("d").itemsize if self._record.exists() else 0
 
     def _step_times_s(self) -> "array[float]":

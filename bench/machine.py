@@ -22,8 +22,8 @@ def other_load_cores() -> float:
 
 
 def disturbance(samples_cores: list[float]) -> Result:
-    """The samples as a result of their own: unmet, it says that every other figure is provisional."""
-    return alone("other_load", "cores", samples_cores, Goal("value", "<=", MAX_OTHER_LOAD_CORES))
+    """The worst sample as a result of its own: unmet, it says that every other figure is provisional."""
+    return alone("other_load", "cores", samples_cores, Goal("value", "<=", MAX_OTHER_LOAD_CORES), figure=max)
 
 
 def description() -> str:

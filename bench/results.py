@@ -5,7 +5,7 @@ the machine down for a while slows both. A figure is the median over the rounds,
 own ratios; the spread is their smallest and largest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -58,9 +58,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     spread: Spread
 
 
-def alone(name: str, unit: str, values: Sequence[float], goal: Goal | None = None) -> Result:
-    """A result that has no peer."""
-    value = median(values)
+def alone(
+    name: str,
+    unit: str,
+    values: Sequence[float],
+    goal: Goal | None = None,
+    figure: Callable[[Sequence[float]], float] = median,
+) -> Result:
+    """A result that has no peer; `figure` makes one value of the rounds'."""
+    value = figure(values)
     return Result(
         name=name,
         value=value,
