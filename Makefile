@@ -1,4 +1,4 @@
-# Every target sets up what it needs. PRESET= and ARGS= are passed on by `train`.
+# Every target sets up what it needs. PRESET= is passed on by `train`, ARGS= by `train`, `sidecar`, `test` and `bench`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.hung_server import hung_server_exit, hung_server_first_step
 from bench.ingestion import catch_up, ingest_64_trainers, ingest_frames
 from bench.machine import MAX_OTHER_LOAD_CORES, description, disturbance, other_load_cores
 from bench.publishing import publish_500_series, stall
 from bench.results import Result, table, write
 from bench.scraping import scrape
-from bench.training import hung_server_first_step, hung_server_throughput, training_throughput
+from bench.training import hung_server_throughput, training_throughput
 from bench.updates import counter_update
 from bench.workplace import BenchmarkError
 
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Result]]] = {
     "training_throughput": training_throughput,
     "hung_server_throughput": hung_server_throughput,
     "hung_server_first_step": hung_server_first_step,
+    "hung_server_exit": hung_server_exit,
 }
 
 

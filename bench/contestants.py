@@ -51,6 +51,17 @@ class Contestant:
         times_s = [ended_s for ended_s in self._step_times_s()[num_before:] if start_s <= ended_s <= end_s]
         return steps_per_second(times_s, self.name)
 
+    def terminate(self, timeout_s: float) -> float:
+        """Let it go on and ask the trainer to end; returns how long that took, at most the timeout."""
+        start_s = time.monotonic()
+        self._signal(signal.SIGCONT)
+        self._trainer.terminate()
+        try:
+            self._trainer.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return timeout_s
+        return time.monotonic() - start_s
+
     def _signal(self, number: signal.Signals) -> None:
         for process in (self._trainer, *self._companions):
             send_signal(family_of(process.pid), number)
