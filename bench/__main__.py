@@ -6,6 +6,7 @@ names a file.
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not chosen or arguments.rounds < 1:
         sys.stderr.write(f"bench: nothing to do; --only takes part of {', '.join(BENCHMARKS)}; --rounds at least 1\n")
         return 2
+    # Places and processes are put away on the way out, which SIGTERM would not take by itself.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     # wandb's own lines would stand between ours.
     os.environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
     try:

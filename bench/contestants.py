@@ -44,17 +44,21 @@ class Contestant:
         """Go on for a while and stop again; returns the steps per second in between."""
         num_before = self.num_steps
         start_s = time.monotonic()
-        self._signal(signal.SIGCONT)
+        self.resume()
         time.sleep(duration_s)
         end_s = time.monotonic()
         self._signal(signal.SIGSTOP)
         times_s = [ended_s for ended_s in self._step_times_s()[num_before:] if start_s <= ended_s <= end_s]
         return steps_per_second(times_s, self.name)
 
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
     def terminate(self, timeout_s: float) -> float:
         """Let it go on and ask the trainer to end; returns how long that took, at most the timeout."""
         start_s = time.monotonic()
-        self._signal(signal.SIGCONT)
+        self.resume()
         self._trainer.terminate()
         try:
             self._trainer.wait(timeout_s)

@@ -42,7 +42,7 @@ def publish_500_series(num_rounds: int) -> list[Result]:
     registry, log = prometheus_registry(), {f"series/{i}": float(i) for i in range(NUM_SERIES)}
     with Workplace() as place, wandb_run(place, place.wandb_server()) as run:
         for index in range(num_rounds):
-            ours.append(_publish(place, f"round-{index}"))
+            ours.append(measure_publish(place, f"round-{index}"))
             prometheus.append(_thread_us(lambda: generate_latest(registry)))
             logged.append(_thread_us(lambda: run.log(log)))
             time.sleep(0.5)  # wandb's process works off what it was given
@@ -127,7 +127,7 @@ def publishing(place: Workplace, name: str, interval_s: float) -> Iterator[Timed
             place.end(subscriber)
 
 
-def _publish(place: Workplace, name: str) -> tuple[float, float]:
+def measure_publish(place: Workplace, name: str) -> tuple[float, float]:
     """CPU microseconds of a publish, and of all that the thread does from one publish to the next."""
     with publishing(place, name, PUBLISH_INTERVAL_S) as publisher:
         first = len(publisher.ends_s)

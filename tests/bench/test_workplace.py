@@ -3,25 +3,15 @@
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 from sidecar_process import wait_for
 
-from bench.contestants import Contestant
 from bench.workplace import BenchmarkError, Workplace, family_of, send_signal
 
 PARENT = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
 CHILD = "import time; time.sleep(600)"
-SETTINGS = {
-    "run.id": "bench",
-    "target.layer_ids": "[0, 1, 2]",
-    "drafter.block_size": 4,
-    "train.steps": 1_000_000,
-    "train.num_anchors": 4,
-    "evaluation.num_prompts": 0,
-}
 
 
 @pytest.fixture
@@ -68,18 +58,3 @@ def test_process_that_fails_says_why(place: Workplace) -> None:
         place.wait(lambda: False, process, "an answer")
 
     assert time.monotonic() - started_s < 10.0
-
-
-def test_contestant_only_trains_in_its_turn(place: Workplace, small_target: Path) -> None:
-    """A contestant that stands still makes no steps; in its turn it does, and its speed is told."""
-    contestant = Contestant(place, "trainer")
-    settings = SETTINGS | {"target.path": small_target, "data.path": small_target / "train.jsonl"}
-    arguments = [*(f"--set={key}={value}" for key, value in settings.items()), "--out", str(place.path / "run")]
-    contestant.start("none", arguments, steps=3)
-    num_steps = contestant.num_steps
-    time.sleep(0.5)
-    assert contestant.num_steps == num_steps
-
-    speed = contestant.run_for(1.0)
-
-    assert 0.5 * speed < contestant.num_steps - num_steps < 2.0 * speed + 2.0
