@@ -6,7 +6,7 @@ PRESET ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train sidecar test check bench format docs clean
+.PHONY: help train sidecar test test-slow gpu-check bench check format docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -18,8 +18,14 @@ train: $(VENV)/.trainer $(if $(filter smollm2,$(PRESET)),$(VENV)/.smollm2) ## Tr
 sidecar: $(VENV)/.trainer ## Run a sidecar in the foreground
 	$(BIN)/dflash-sidecar run $(ARGS)
 
-test: $(VENV)/.dev ## Run the whole test suite
+test: $(VENV)/.dev ## Run the test suite without its long tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.dev ## Run the long tests: storms of 200 kills and the like
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+gpu-check: $(VENV)/.dev ## Run the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu -rA $(ARGS)
 
 check: $(VENV)/.dev ## Lint, types, import contracts
 	$(BIN)/ruff check .

@@ -114,6 +114,8 @@ class Publisher:
         on_tick: called on the telemetry thread before each snapshot, to mirror pulled values into cells.
         collect: called on the telemetry thread; returns step records that have become readable, in order, with
             `session` and `seq` left blank.
+        linger_s: longest wait in `close` for a sidecar that is being restarted.
+        audit: called on the telemetry thread with every record before it is sent; for tests.
     """
 
     def __init__(  # noqa: PLR0913 - a composition root calls it once, by keyword
@@ -127,6 +129,7 @@ class Publisher:
         on_tick: Callable[[], None] = lambda: None,
         collect: Callable[[], Iterable[Step]] = lambda: (),
         linger_s: float = 5.0,
+        audit: Callable[[Record], None] | None = None,
     ) -> None:
         self._identity = identity
         self._cells = cells
@@ -136,6 +139,7 @@ class Publisher:
         self._linger_s = linger_s
         self._on_tick = on_tick
         self._collect = collect
+        self._audit = audit
         self._ring = Ring(ring_bytes)
         self._events: deque[Event] = deque(maxlen=MAILBOX_RECORDS)
         self._replays: deque[tuple[ReplayRequest, int]] = deque()
@@ -203,7 +207,10 @@ class Publisher:
         )
 
     def _publish(self, record: Record) -> None:
-        body = encode(msgspec.structs.replace(record, session=self._identity.session, seq=self._ring.next_seq))
+        record = msgspec.structs.replace(record, session=self._identity.session, seq=self._ring.next_seq)
+        if self._audit is not None:
+            self._audit(record)
+        body = encode(record)
         self._ring.append(body)
         self._send(_TOPICS[type(record)], body)
 

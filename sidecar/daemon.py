@@ -11,10 +11,9 @@ import signal
 import sqlite3
 import threading
 import time
-import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -23,31 +22,33 @@ import msgspec
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import NvmlCollector
 from sidecar.collectors.process import ProcessCollector
+from sidecar.collectors.reading import Reading
 from sidecar.collectors.runner import CollectorRunner
 from sidecar.config import SidecarConfig
 from sidecar.database import is_corruption, mark_damaged
 from sidecar.http import HttpServer
-from sidecar.intake import Intake
-from sidecar.journal import Journal
 from sidecar.live_definitions import LiveDefinitions
-from sidecar.outlet import WandbOutlet
-from sidecar.pipeline import Pipeline
-from sidecar.publication import CATALOGUE, Publication
-from sidecar.receiver import Receiver
+from sidecar.publication import CATALOGUE
 from sidecar.sinks.prometheus import PrometheusSink
 from sidecar.state_dir import StateDir
+from sidecar.station import Surroundings, has_room, live_endpoints, open_station
+from sidecar.status import StatusDocument
 from sidecar.systemd import Notifier
 from sidecar.wake import Alarm
 
-JOURNAL_NAME = "journal.sqlite"
 CATCH_UP_S = 2.0
 """How long the first scrape may wait for the past to be read again."""
 FIRST_READINGS_S = 0.2
 """How long it may wait for host, process and GPU."""
+POLL_S = 0.01
 NUM_COLLECTORS = 3
 TRIM_INTERVAL_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
-HISTORY_MARGIN_S = 60.0
+MIN_PROBE_PAUSE_S = 5.0
+MAX_PROBE_PAUSE_S = 60.0
+"""While the journal is in memory, the disk is tried again after so long."""
+YOUNG_S = 60.0
+"""A journal that fails again within this time is left alone for longer."""
 _log = logging.getLogger(__name__)
 
 
@@ -80,63 +81,61 @@ class Daemon:
         self, config: SidecarConfig, state_dir: StateDir, runtime_dir: Path, environ: Mapping[str, str]
     ) -> None:
         self._config = config
-        self._runtime_dir = runtime_dir
         self._alarm = Alarm()
         self._should_stop = False
         self._is_ready = False
         self._reloads: deque[ReloadRequest] = deque()
-        self._next_trim_s = 0.0
+        self._next_trim_s = self._next_probe_s = 0.0
+        self._probe_pause_s = MIN_PROBE_PAUSE_S
+        self._failed_s = float("-inf")
         self._notifier = Notifier(environ)
         self._sink = PrometheusSink()
         with ExitStack() as stack:
             self._http = HttpServer(
                 listen=config.address,
                 sink=self._sink,
-                status=lambda: msgspec.to_builtins(self._publication.document),
+                status=lambda: msgspec.to_builtins(self._document),
                 reload=self.reload,
                 ready=lambda: self._is_ready,
             )
             stack.callback(self._http.close)
-            self._journal = Journal(state_dir.path / JOURNAL_NAME)
-            stack.callback(self._journal.close)
-            self._journal_path = state_dir.path / JOURNAL_NAME
-            self._definitions = LiveDefinitions(
-                Path(config.definitions) if config.definitions else None,
-                state_dir.path,
-                CATALOGUE,
-                lambda outcome: self._journal.count("reloads", outcome),
+            chosen = Path(config.definitions) if config.definitions else None
+            self._definitions = LiveDefinitions(chosen, state_dir.path, CATALOGUE, self._count_reload)
+            self._around = Surroundings(
+                config=config,
+                state_dir=state_dir.path,
+                runtime_dir=runtime_dir,
+                environ=environ,
+                definitions=self._definitions,
+                url=self._url(),
             )
-            self._outlet = WandbOutlet(config.wandb, state_dir.path, self._journal, self._row_values, environ)
-            stack.callback(self._outlet.close)
-            self._pipeline = Pipeline(self._journal, self._outlet.row_feed)
+            self._station = open_station(self._around)
+            stack.callback(self._close_station)
             self._collectors = CollectorRunner(
                 [
                     HostCollector({"state": state_dir.path}),
-                    ProcessCollector(lambda: self._pipeline.trainers),
+                    ProcessCollector(lambda: self._station.pipeline.trainers),
                     NvmlCollector(),
                 ],
                 config.collectors.interval_s,
                 config.collectors.deadline_s,
             )
             stack.callback(self._collectors.close)
-            self._receiver = Receiver(Intake(self._journal, uuid.uuid4().hex[:12], time.monotonic()), runtime_dir)
-            stack.callback(self._receiver.close)
-            self._publication = Publication(self._journal, self._pipeline, self._definitions, self._outlet)
-            self._publication.introduce(self._url(), state_dir.path, runtime_dir)
             state_dir.announce(self._url())
             self._closing = stack.pop_all()
+        self._document: StatusDocument
 
     def run(self) -> None:
         """Live until told to stop; raises SidecarError when that is not possible."""
         with self._signals():
-            try:
-                self._start()
-                while not self._should_stop:
-                    started_s = time.monotonic()
+            self._start()
+            while not self._should_stop:
+                started_s = time.monotonic()
+                try:
                     self._turn()
-                    self._alarm.sleep(started_s + self._config.interval_s - time.monotonic())
-            except sqlite3.Error as error:
-                raise self._file_failure(error) from error
+                except sqlite3.Error as error:
+                    self._replace_station(error)
+                self._alarm.sleep(started_s + self._config.interval_s - time.monotonic())
 
     def close(self) -> None:
         """Stop everything in reverse order of its start, each within its own bound."""
@@ -155,78 +154,115 @@ class Daemon:
         return request.problem
 
     def _start(self) -> None:
-        self._receiver.start()
-        self._pipeline.open(self._window_s())
-        deadline_s = time.monotonic() + CATCH_UP_S
-        self._pipeline.turn(CATCH_UP_S / 4)
+        # A trainer that the journal does not know yet (it may be a new one) is to be on the first page too.
+        self._open_up(live_endpoints(self._around.runtime_dir) - self._station.endpoints())
         self._collectors.start()  # only now, because from here on the pipeline knows the trainers' processes
-        while not self._pipeline.is_caught_up and time.monotonic() < deadline_s and not self._should_stop:
-            self._pipeline.turn(CATCH_UP_S / 4)
         deadline_s = time.monotonic() + FIRST_READINGS_S
         while len(self._collectors.latest()) < NUM_COLLECTORS and time.monotonic() < deadline_s:
-            self._alarm.sleep(FIRST_READINGS_S / 20)
-        self._publication.publish(self._sink, self._collectors.latest())
+            self._alarm.sleep(POLL_S)
+        self._publish(self._collectors.latest())
         self._http.start()
         self._is_ready = True
-        self._notifier.ready(self._publication.summary())
-        _log.info("listening on %s, looking for trainers in %s", self._url(), self._runtime_dir)
-        _log.info("definitions: %s; W&B: %s", self._definitions.current.file, self._outlet.summary())
-        if not self._pipeline.trainers:
+        self._notifier.ready(self._station.publication.summary())
+        _log.info("listening on %s, looking for trainers in %s", self._url(), self._around.runtime_dir)
+        _log.info("definitions: %s; W&B: %s", self._definitions.current.file, self._station.outlet.summary())
+        if not self._station.pipeline.trainers:
             _log.info("no trainer yet; it is found as soon as it starts with the same DFLASH_RUNTIME_DIR")
+
+    def _open_up(self, expected: set[str]) -> None:
+        """Start the station and wait a little until it can show the past and everything from these endpoints."""
+        deadline_s = time.monotonic() + CATCH_UP_S
+        try:
+            self._station.start()
+            self._station.pipeline.turn(CATCH_UP_S / 4)
+            while not (self._station.pipeline.shows(expected) or time.monotonic() > deadline_s or self._should_stop):
+                self._alarm.sleep(POLL_S)
+                self._station.pipeline.turn(CATCH_UP_S / 4)
+        except sqlite3.Error as error:
+            self._change_station(error)
+            self._open_up(expected)  # not for ever: what is damaged twice is left alone, and memory does not fail
 
     def _turn(self) -> None:
         """Once around: take in, pass on, show."""
         requests = self._reload_if_due()
         readings = self._collectors.latest()
-        self._pipeline.add_readings(readings)
-        self._pipeline.turn(self._config.interval_s)
-        self._outlet.tick(time.monotonic())
-        self._publication.publish(self._sink, readings)
+        self._station.pipeline.add_readings(readings)
+        self._station.pipeline.turn(self._config.interval_s)
+        self._station.outlet.tick(time.monotonic())
+        self._publish(readings)
         for request in requests:  # only now: who asked may count on seeing the outcome
             request.done.set()
         self._trim()
-        if not self._receiver.is_alive and not self._should_stop:
-            if (failure := self._receiver.failure) is not None:
+        self._return_to_disk()
+        receiver = self._station.receiver
+        if not receiver.is_alive and not self._should_stop:
+            if (failure := receiver.failure) is not None:
                 raise failure
             raise SidecarError("the receiver stopped, see the traceback above; start again")
-        self._notifier.alive(self._publication.summary())
+        self._notifier.alive(self._station.publication.summary())
+
+    def _publish(self, readings: Sequence[Reading]) -> None:
+        self._station.publication.publish(self._sink, readings)
+        self._document = self._station.publication.document
+
+    def _replace_station(self, error: sqlite3.Error | None) -> None:
+        """Go on with another station, after an error of this one or to return to the disk."""
+        feeds = self._station.pipeline.feeds.values()
+        expected = {feed.stored.endpoint for feed in feeds if feed.stored.ended_s is None}
+        self._change_station(error)
+        self._open_up(expected)
+        self._publish(self._collectors.latest())
+
+    def _change_station(self, error: sqlite3.Error | None) -> None:
+        """Close the station and make another one: on the file, moved aside if it is damaged, else in memory."""
+        path, in_memory, now_s = self._around.journal_path, "", time.monotonic()
+        if error is not None:
+            failed_again = now_s < self._failed_s + YOUNG_S
+            self._failed_s = now_s
+            self._probe_pause_s = min(2 * self._probe_pause_s, MAX_PROBE_PAUSE_S) if failed_again else MIN_PROBE_PAUSE_S
+            if is_corruption(error):
+                mark_damaged(path)
+            if failed_again or not is_corruption(error):
+                in_memory = f"{path}: {error}"
+        self._station.close()
+        self._station = open_station(self._around, in_memory)
+        if self._station.journal.is_on_disk:
+            _log.info("writing to %s, fetching what it lacks", path)
+        self._next_probe_s = time.monotonic() + self._probe_pause_s
+
+    def _close_station(self) -> None:
+        self._station.close()
+
+    def _return_to_disk(self) -> None:
+        now_s = time.monotonic()
+        if not self._station.journal.is_on_disk and now_s >= self._next_probe_s:
+            self._next_probe_s = now_s + self._probe_pause_s
+            if has_room(self._around.state_dir):
+                self._replace_station(None)
 
     def _reload_if_due(self) -> list[ReloadRequest]:
         requests = [self._reloads.popleft() for _ in range(len(self._reloads))]
         if requests or self._definitions.has_changed():
             self._notifier.reloading()
             problem = self._definitions.reload()
-            if self._window_s() > self._pipeline.store.window_s:
-                self._pipeline.open(self._window_s())
-            self._notifier.ready(self._publication.summary())
+            self._station.widen()
+            self._notifier.ready(self._station.publication.summary())
             for request in requests:
                 request.problem = problem
         return requests
 
+    def _count_reload(self, outcome: str) -> None:
+        with suppress(sqlite3.Error):  # a journal that cannot be written shows in the turn that follows
+            self._station.journal.count("reloads", outcome)
+
     def _trim(self) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_trim_s:
-            bounds = self._config.journal
-            more = self._journal.trim(time.time() - bounds.max_age_s, bounds.max_bytes)
-            self._outlet.prune(bounds.max_age_s)
-            self._next_trim_s = now_s if more else now_s + TRIM_INTERVAL_S
-
-    def _window_s(self) -> float:
-        return self._definitions.current.history_s + HISTORY_MARGIN_S
-
-    def _row_values(self, at: str, time_s: float) -> Mapping[str, float]:
-        definitions = self._definitions.current
-        return definitions.evaluate(self._pipeline.store, time_s, "step" if at == "step" else "tick").wandb
+            self._next_trim_s = now_s if self._station.trim() else now_s + TRIM_INTERVAL_S
 
     def _url(self) -> str:
         host = self._config.address[0]
         return f"http://{f'[{host}]' if ':' in host else host}:{self._http.port}"
-
-    def _file_failure(self, error: sqlite3.Error) -> SidecarError:
-        if is_corruption(error):
-            mark_damaged(self._journal_path)
-            return SidecarError(f"{self._journal_path} is damaged ({error}); start again to move it aside")
-        return SidecarError(f"cannot use the files in {self._journal_path.parent} ({error}); start again")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

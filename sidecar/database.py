@@ -4,9 +4,11 @@ Damage is often found only while running, on a page that nothing read at start. 
 beside the file, the process gives up, and the next start moves the file aside.
 """
 
+import contextlib
 import logging
 import sqlite3
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -17,22 +19,52 @@ class DatabaseError(ValueError):
     """A file that cannot be used; the message is meant for the user."""
 
 
-def open_database(path: Path, schema: str, version: int) -> sqlite3.Connection:
+class NewerVersionError(DatabaseError):
+    """A file written by a newer version, which nothing but that version must touch."""
+
+
+class DamageError(sqlite3.DatabaseError):
+    """Content that cannot be what was written, found where SQLite itself found nothing."""
+
+
+def open_database(
+    path: Path, schema: str, version: int, migrations: Mapping[int, str] | None = None
+) -> sqlite3.Connection:
     """Open for writing, and create the tables of a new file; a damaged file is moved aside and begun anew.
 
+    Args:
+        path: the file.
+        schema: makes the tables of `version`.
+        version: what this program knows.
+        migrations: statements that bring a file from a version to the next one, all or nothing.
+
     Raises:
-        DatabaseError: written by a newer version (nothing is touched), or not to be opened.
+        NewerVersionError: written by a newer version; nothing was touched.
+        DatabaseError: not to be opened, written or moved.
     """
-    if _marker(path).exists():
-        _move_aside(path, "found while running")
-        _marker(path).unlink()
+    migrations = migrations or {}
     try:
-        return _open(path, schema, version)
+        if _marker(path).exists():
+            _move_aside(path, "found while running")
+            _marker(path).unlink()
+        try:
+            return _open(path, schema, version, migrations)
+        except sqlite3.DatabaseError as error:
+            if not is_corruption(error):
+                raise
+            _move_aside(path, str(error))
+            return _open(path, schema, version, migrations)
     except sqlite3.DatabaseError as error:
-        if not is_corruption(error):
-            raise DatabaseError(f"{path}: {error}; give another --state-dir") from error
-        _move_aside(path, str(error))
-        return _open(path, schema, version)
+        raise DatabaseError(f"{path}: {error}; give another --state-dir") from error
+    except OSError as error:
+        raise DatabaseError(f"{path}: {error.strerror}; give another --state-dir") from error
+
+
+def open_in_memory(schema: str) -> sqlite3.Connection:
+    """The same tables in memory, usable from any thread that holds its lock."""
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    connection.executescript(schema)
+    return connection
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -44,22 +76,28 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def is_corruption(error: sqlite3.Error) -> bool:
     """Whether the file is damaged, rather than the disk full or the file busy."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _CORRUPT
+    return isinstance(error, DamageError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _CORRUPT
 
 
 def mark_damaged(path: Path) -> None:
-    """Ask the next `open_database` to move this file aside."""
-    _marker(path).touch()
+    """Ask the next `open_database` to move this file aside; a disk that takes no marker will show the damage again."""
+    with contextlib.suppress(OSError):
+        _marker(path).touch()
 
 
-def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
+def _open(path: Path, schema: str, version: int, migrations: Mapping[int, str]) -> sqlite3.Connection:
     connection = connect(path)
     try:
-        if _version(connection, path, newest=version) == 0:
+        found = _version(connection, path, newest=version)
+        if found == 0:
             connection.executescript(
                 "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;"
                 f"BEGIN; {schema}; PRAGMA user_version = {version}; COMMIT;"
             )
+        elif found < version:
+            steps = "; ".join(migrations[step] for step in range(found, version))
+            connection.executescript(f"BEGIN; {steps}; PRAGMA user_version = {version}; COMMIT;")
+            _log.info("%s brought from version %d to %d", path, found, version)
         # Reads one page of every table: a torn file shows here rather than an hour later.
         for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
             connection.execute(f'SELECT * FROM "{table}" ORDER BY rowid DESC LIMIT 1').fetchone()  # noqa: S608 - own name
@@ -72,7 +110,7 @@ def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
 def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
     found: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if found > newest:
-        raise DatabaseError(
+        raise NewerVersionError(
             f"{path} has version {found}, this sidecar knows {newest}: it was written by a newer one; "
             "upgrade, or give another --state-dir"
         )

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from shared.schema import Family
 from sidecar.collectors.reading import Value, export
-from sidecar.journal import StoredSession
 from sidecar.samples import ExportedFamily, Labels, labels_of
 from sidecar.session_feed import SessionFeed
+from sidecar.stored import StoredSession
 
-LOSS_REASONS = ("ring_overrun", "trainer_gone")
+LOSS_REASONS = ("ring_overrun", "trainer_gone", "damaged")
 RELOAD_OUTCOMES = ("success", "failure")
 
 LIVENESS_FAMILIES = (
@@ -26,6 +26,7 @@ LIVENESS_FAMILIES = (
 SIDECAR_FAMILIES = (
     Family("dflash_sidecar_info", "gauge", "Always 1; says which sidecar this is.", ("version",)),
     Family("dflash_sidecar_start_time_seconds", "gauge", "When this sidecar process started."),
+    Family("dflash_journal_up", "gauge", "1 while records go to the disk, 0 while the sidecar serves from memory."),
     Family("dflash_records_received_total", "counter", "Records stored, each once."),
     Family("dflash_records_replayed_total", "counter", "Records that came by replay."),
     Family("dflash_records_lost_total", "counter", "Records that nobody can bring back, by reason.", ("reason",)),
@@ -62,8 +63,10 @@ def liveness(feeds: Iterable[SessionFeed], gone: StoredSession | None) -> tuple[
     return export(LIVENESS_FAMILIES, values)
 
 
-def counted(counts: Mapping[tuple[str, str], int]) -> list[Value]:
+def counted(counts: Mapping[tuple[str, str], int] | None) -> list[Value]:
     """The journal's counts under their public names; known reasons that never occurred are shown as 0."""
+    if counts is None:
+        return []
     values: list[Value] = [
         ("dflash_records_received_total", (), float(counts.get(("received", ""), 0))),
         ("dflash_records_replayed_total", (), float(counts.get(("replayed", ""), 0))),

@@ -17,7 +17,7 @@ from shared.wire import (
     Step,
     decode,
 )
-from sidecar.journal import MAX_SEQ
+from sidecar.journal_schema import MAX_SEQ
 
 MAX_TIME_S = 2.0**33
 """The year 2242: a record from later is not one of ours."""

@@ -3,12 +3,11 @@
 No sockets here. Frames go in through `take`, and `turn` commits what came and returns the subscriptions to change,
 because in this protocol asking for a replay, and for a fresh hello, is a subscription (`shared.wire`).
 
-Whatever goes wrong while committing (a full disk, say) is a gap like any other: the batch is dropped, the books are
-read back from the journal, and replay brings the records when there is room again.
+A journal that cannot be written (a full disk, say) ends this intake with an sqlite3.Error: another one goes on with
+another journal, and whatever this one had not stored is a gap like any other, which replay fills.
 """
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +15,14 @@ from typing import NamedTuple
 
 from shared.endpoint import live_owner_pid
 from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record
-from sidecar.database import is_corruption
 from sidecar.frames import check_hello, check_record, decode_frame, topic_of
-from sidecar.journal import Batch, Journal, LostRange
+from sidecar.journal import Journal
 from sidecar.samples import Labels, labels_of
 from sidecar.sessions import SessionTrack
+from sidecar.stored import Batch, LostRange
 
 COMMIT_INTERVAL_S = 0.1
 COMMIT_RECORDS = 500
-FAILED_COMMIT_PAUSE_S = 5.0
 CHECK_INTERVAL_S = 1.0
 GOODBYE_QUIET_S = 0.5
 GOODBYE_PATIENCE_S = 2.0
@@ -71,10 +69,9 @@ class Intake:
         self._subscriptions: list[Subscription] = []
         self._batch = Batch()
         self._commit_s = now_s
-        self._is_failing = False
         self._check_s = now_s
         self._complained: set[tuple[str, str]] = set()
-        self._read_books(now_s)
+        self._open_books(now_s)
 
     def has_open_session(self, endpoint: str) -> bool:
         """Whether a session on this endpoint has not ended."""
@@ -108,45 +105,23 @@ class Intake:
         return changes
 
     def commit(self, now_s: float) -> None:
-        """Write everything taken in so far; raises sqlite3.DatabaseError only when the journal is damaged."""
+        """Write everything taken in so far, all or nothing; raises sqlite3.Error."""
         batch = self._batch
-        if now_s < self._commit_s or not (batch.records or batch.counts or batch.lost or batch.ended):
+        if not (batch.records or batch.counts or batch.lost or batch.ended):
             return
         self._commit_s = now_s
         self._batch = Batch()
         batch.positions |= {track.number: (track.next_seq, track.end_seq) for track in self._tracks.values()}
-        try:
-            self._journal.append(batch)
-        except sqlite3.Error as error:
-            if is_corruption(error):
-                raise
-            self._commit_s = now_s + FAILED_COMMIT_PAUSE_S
-            if not self._is_failing:
-                _log.error("cannot write the journal (%s): records stay with the trainer meanwhile", error)
-            self._is_failing = True
-            self._read_books(now_s)
-        else:
-            if self._is_failing:
-                _log.info("the journal can be written again")
-            self._is_failing = False
+        self._journal.append(batch)
 
-    def _read_books(self, now_s: float) -> None:
-        """Make the tracks say what the journal says, keeping what is known to exist beyond it."""
-        known = self._tracks
-        self._tracks = {}
+    def _open_books(self, now_s: float) -> None:
+        """Make tracks of the sessions that the journal has as open."""
         for stored in self._journal.sessions():
-            if stored.ended_s is not None:
-                continue
-            held = self._journal.held_seqs(stored.number, stored.next_seq)
-            last_s = self._journal.last_time_s(stored.number) or stored.hello.start_time_s
-            track = SessionTrack(stored, held, now_s - max(self._wall_s() - last_s, 0.0))
-            if (before := known.get(stored.name)) is not None:
-                track.expect(before.end_seq)
-                track.heard_s = before.heard_s
-                track.postpone(self._commit_s)
-                if before.request is not None:
-                    self._subscriptions.append(Subscription(before.endpoint, before.request.topic, wanted=False))
-            self._tracks[stored.name] = track
+            if stored.ended_s is None:
+                held = self._journal.held_seqs(stored.number, stored.next_seq)
+                last_s = self._journal.last_time_s(stored.number) or stored.hello.start_time_s
+                silence_s = max(self._wall_s() - last_s, 0.0)
+                self._tracks[stored.name] = SessionTrack(stored, held, now_s - silence_s)
 
     def _take(self, endpoint: str, parts: list[bytes], now_s: float) -> None:
         message = decode_frame(parts)
@@ -228,10 +203,7 @@ class Intake:
                 raise FrameError("session_conflict", f"session {hello.session} already lives at {other.endpoint}")
             if not alive and other.name != hello.session:
                 self._end(other, now_s)
-        try:
-            stored = self._journal.open_session(hello, body, endpoint, self._labels(hello))
-        except sqlite3.OperationalError as error:
-            raise FrameError("journal", f"cannot write the journal: {error}") from error
+        stored = self._journal.open_session(hello, body, endpoint, self._labels(hello))
         track = SessionTrack(stored, self._journal.held_seqs(stored.number, stored.next_seq), now_s)
         self._tracks[hello.session] = track
         return track

@@ -7,10 +7,15 @@ The receiver's counts are committed together with the records they count, so no 
 
 WAL with synchronous=NORMAL: a commit survives kill -9 of the process; what a power cut takes is asked for again.
 One connection writes and one reads, each behind its own lock, so no reader waits for a commit.
+
+SQLite does not see all damage. So each record has a checksum: one that does not match is a loss, counted like others,
+and costs nothing else. And a reader expects every record that is not known to be trimmed or lost: a hole is damage.
+
+Without a path the journal is in memory. So the sidecar goes on while the disk is full or broken: the file keeps what it
+has, the trainer keeps what is new, and a session begins with the oldest record that the trainer's ring still holds.
 """
 
-import contextlib
-import sqlite3
+import logging
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,89 +24,57 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from shared.wire import Event, Hello, Record, Snap, Step, decode, decode_record
-from sidecar.database import connect, open_database
+from shared.wire import Event, FrameError, Hello, Record, Snap, Step, decode_record
+from sidecar.database import DamageError, connect, open_database, open_in_memory
+from sidecar.journal_schema import (
+    COUNT,
+    MAX_SEQ,
+    MIGRATIONS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    SELECT_SESSION,
+    key_of,
+    seq_of,
+    session_of,
+)
 from sidecar.retention import trim
 from sidecar.samples import Labels, Sample
+from sidecar.stored import Batch, LostRange, StoredSession
 
-SCHEMA_VERSION = 1
-SEQ_BITS = 40
-MAX_SEQ = 1 << SEQ_BITS
+DAMAGED = "damaged"
+"""Reason of losing a record that is on the disk and not what was written."""
 READ_BATCH = 500
-_SCHEMA = """
-CREATE TABLE sessions (
-    id INTEGER PRIMARY KEY, session TEXT NOT NULL UNIQUE, endpoint TEXT NOT NULL, labels TEXT NOT NULL,
-    hello BLOB NOT NULL, next_seq INTEGER NOT NULL DEFAULT 0, end_seq INTEGER NOT NULL DEFAULT 0, ended_s REAL,
-    exit_code INTEGER,
-    consumed INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE records (key INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL);
-CREATE INDEX events ON records (key) WHERE kind = 'event';
-CREATE TABLE lost (session TEXT NOT NULL, first_seq INTEGER NOT NULL, end_seq INTEGER NOT NULL, reason TEXT NOT NULL);
-CREATE TABLE samples (id INTEGER PRIMARY KEY, time_s REAL NOT NULL, body BLOB NOT NULL);
-CREATE INDEX samples_time ON samples (time_s);
-CREATE TABLE counts (name TEXT NOT NULL, label TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (name, label));
-"""
+_log = logging.getLogger(__name__)
 
-
+Counts = Mapping[tuple[str, str], int]
 R = TypeVar("R", Snap, Step, Event)
 _KINDS: dict[type[Record], str] = {Snap: "snap", Step: "step", Event: "event"}
 
 
-class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One session as the journal knows it; `labels` are put on each of its series for life."""
-
-    number: int
-    hello: Hello
-    endpoint: str
-    labels: Labels
-    next_seq: int
-    end_seq: int
-    """Known to exist; more than `next_seq` while a gap is being repaired."""
-    ended_s: float | None
-    exit_code: int | None
-    consumed: bool
-
-    @property
-    def name(self) -> str:
-        """The session id."""
-        return self.hello.session
-
-
-class LostRange(msgspec.Struct, frozen=True):
-    """Records [first_seq, end_seq) of one session that nobody can bring back, and why."""
-
-    session: str
-    first_seq: int
-    end_seq: int
-    reason: str
-
-
-class Batch(msgspec.Struct, kw_only=True):
-    """What the receiver commits at once."""
-
-    records: list[tuple[int, Record, bytes]] = []
-    """Session number, record, body."""
-    positions: dict[int, tuple[int, int]] = {}
-    """Session number to its new (next_seq, end_seq)."""
-    lost: list[LostRange] = []
-    ended: list[tuple[float, int | None, int]] = []
-    """When a session ended (Unix s), its exit code if it said so, session number."""
-    counts: dict[tuple[str, str], int] = {}
-    """(name, label) to how much was added."""
-
-
 class Journal:
-    """The file and its two connections. Every method may be called from any thread.
+    """The file and its two connections. Every method may be called from any thread, and raises sqlite3.Error.
+
+    Args:
+        path: the file; None keeps everything in memory.
+        counts: what a journal in memory goes on showing as the counts of the file; it counts nothing itself, so that
+            none of them falls when the file takes over again. None when they are not known.
 
     Raises:
         DatabaseError: the file was written by a newer version, or cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._write_lock = threading.Lock()
-        self._read_lock = threading.Lock()
-        self._writer = open_database(path, _SCHEMA, SCHEMA_VERSION)
-        self._reader = connect(path)
+    def __init__(self, path: Path | None, counts: Counts | None = None) -> None:
+        self.is_on_disk = path is not None
+        self._file_counts = counts
+        self._write_lock = threading.RLock()
+        if path is None:
+            # One connection for both: a second one would wait for the first one's table locks.
+            self._writer = self._reader = open_in_memory(SCHEMA)
+            self._read_lock = self._write_lock
+        else:
+            self._writer = open_database(path, SCHEMA, SCHEMA_VERSION, MIGRATIONS)
+            self._reader = connect(path)
+            self._read_lock = threading.RLock()
 
     def close(self) -> None:
         """Commit and close both connections."""
@@ -111,19 +84,29 @@ class Journal:
 
     def open_session(self, hello: Hello, body: bytes, endpoint: str, labels: Labels) -> StoredSession:
         """Store a session at its first hello, or refresh it (and reopen it if it had ended) at a later one."""
+        first_seq = 0 if self.is_on_disk else hello.first_seq
         with self._write_lock, self._writer as connection:
             connection.execute(
-                "INSERT INTO sessions (session, endpoint, labels, hello) VALUES (?, ?, ?, ?) ON CONFLICT (session) "
-                "DO UPDATE SET hello = excluded.hello, endpoint = excluded.endpoint, "
-                "ended_s = NULL, exit_code = NULL, consumed = 0",
-                (hello.session, endpoint, msgspec.json.encode(labels).decode(), body),
+                "INSERT INTO sessions (session, endpoint, labels, hello, first_seq, next_seq, end_seq) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (session) DO UPDATE SET hello = excluded.hello, endpoint = excluded.endpoint, "
+                "end_seq = max(end_seq, excluded.end_seq), ended_s = NULL, exit_code = NULL, consumed = 0",
+                (
+                    hello.session,
+                    endpoint,
+                    msgspec.json.encode(labels).decode(),
+                    body,
+                    first_seq,
+                    first_seq,
+                    hello.next_seq,
+                ),
             )
-            rows = connection.execute(f"{_SELECT_SESSION} WHERE session = ?", (hello.session,))
-            return _session(rows.fetchone())
+            rows = connection.execute(f"{SELECT_SESSION} WHERE session = ?", (hello.session,))
+            return session_of(rows.fetchone())
 
     def mark_consumed(self, number: int) -> None:
-        """Note that the pipeline has finished with an ended session; the next start notes it again if it fails."""
-        with self._write_lock, contextlib.suppress(sqlite3.OperationalError), self._writer as connection:
+        """Note that the pipeline has finished with an ended session."""
+        with self._write_lock, self._writer as connection:
             connection.execute("UPDATE sessions SET consumed = 1 WHERE id = ? AND ended_s IS NOT NULL", (number,))
 
     def sessions(self) -> list[StoredSession]:
@@ -138,8 +121,11 @@ class Journal:
         """Commit a batch: all of it or, on sqlite3.Error, nothing."""
         with self._write_lock, self._writer as connection:
             connection.executemany(
-                "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)",
-                [(_key(n, record.seq), record.time_s, _KINDS[type(record)], body) for n, record, body in batch.records],
+                "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?, ?)",
+                [
+                    (key_of(number, record.seq), record.time_s, _KINDS[type(record)], body, zlib.crc32(body))
+                    for number, record, body in batch.records
+                ],
             )
             connection.executemany(
                 "UPDATE sessions SET next_seq = ?, end_seq = ? WHERE id = ?",
@@ -147,47 +133,50 @@ class Journal:
             )
             connection.executemany("UPDATE sessions SET ended_s = ?, exit_code = ? WHERE id = ?", batch.ended)
             connection.executemany("INSERT INTO lost VALUES (?, ?, ?, ?)", map(msgspec.structs.astuple, batch.lost))
-            connection.executemany(
-                "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
-                [(name, label, amount) for (name, label), amount in batch.counts.items()],
-            )
+            connection.executemany(COUNT, [(*key, amount) for key, amount in batch.counts.items()])
 
     def held_seqs(self, number: int, first_seq: int) -> list[int]:
         """Sequence numbers of the stored records of a session from `first_seq` on."""
         with self._read_lock:
-            rows = self._reader.execute(
-                "SELECT key FROM records WHERE key >= ? AND key < ?", (_key(number, first_seq), _key(number + 1, 0))
-            )
-            return [key & (MAX_SEQ - 1) for (key,) in rows]
+            bounds = (key_of(number, first_seq), key_of(number + 1, 0))
+            rows = self._reader.execute("SELECT key FROM records WHERE key >= ? AND key < ?", bounds)
+            return [seq_of(key) for (key,) in rows]
 
     def records(self, session: StoredSession, first_seq: int, end_seq: int) -> Iterator[Record]:
         """Yield the stored records of [first_seq, end_seq) in order; lost ones are simply not there."""
-        key, end = _key(session.number, first_seq), _key(session.number, end_seq)
+        key, end, expected = key_of(session.number, first_seq), key_of(session.number, end_seq), first_seq
         while True:
             with self._read_lock:
                 rows = self._reader.execute(
-                    "SELECT key, body FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
+                    "SELECT key, body, crc FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
                     (key, end, READ_BATCH),
                 ).fetchall()
-            for _, body in rows:
-                yield decode_record(body)
+            for found, body, crc in rows:
+                seq = seq_of(found)
+                if seq != expected:
+                    self._account_for(session, expected, seq)
+                expected = seq + 1
+                if (record := self._checked(session, found, body, crc)) is not None:
+                    yield record
             if len(rows) < READ_BATCH:
-                return
+                break
             key = rows[-1][0] + 1
+        if expected < end_seq:
+            self._account_for(session, expected, end_seq)
 
     def newest(self, session: StoredSession, kind: type[R]) -> Iterator[R]:
         """Yield the readable records of one kind, newest first."""
         # The kind is spelt out because only then does SQLite use the index on events.
         query = (
-            f"SELECT key, body FROM records WHERE key >= ? AND key < ? AND kind = '{_KINDS[kind]}' "  # noqa: S608 - own word
+            f"SELECT key, body, crc FROM records WHERE key >= ? AND key < ? AND kind = '{_KINDS[kind]}' "  # noqa: S608 - own word
             "ORDER BY key DESC LIMIT 1"
         )
-        first_key, end_key = _key(session.number, 0), _key(session.number, session.next_seq)
+        first_key, end_key = key_of(session.number, 0), key_of(session.number, session.next_seq)
         while (row := self._one(query, (first_key, end_key))) is not None:
-            end_key, body = row
-            record = decode_record(body)
-            assert isinstance(record, kind)
-            yield record
+            end_key, body, crc = row
+            record = self._checked(session, end_key, body, crc)
+            if isinstance(record, kind):
+                yield record
 
     def first_seq_since(self, session: StoredSession, time_s: float) -> int:
         """Sequence number of about the first record at or after a time; `next_seq` when there is none.
@@ -197,7 +186,7 @@ class Journal:
         low, high = 0, session.next_seq
         while low < high:
             middle = (low + high) // 2
-            found_s = self._time_s(_key(session.number, middle), _key(session.number, high), "ASC")
+            found_s = self._time_s(key_of(session.number, middle), key_of(session.number, high), "ASC")
             if found_s is None or found_s >= time_s:
                 high = middle
             else:
@@ -210,21 +199,22 @@ class Journal:
 
     def time_before_s(self, number: int, seq: int) -> float | None:
         """Time of the newest stored record of a session before `seq`."""
-        return self._time_s(_key(number, 0), _key(number, seq), "DESC")
+        return self._time_s(key_of(number, 0), key_of(number, seq), "DESC")
 
     def time_from_s(self, number: int, seq: int) -> float | None:
         """Time of the oldest stored record of a session from `seq` on."""
-        return self._time_s(_key(number, seq), _key(number + 1, 0), "ASC")
+        return self._time_s(key_of(number, seq), key_of(number + 1, 0), "ASC")
 
-    def counts(self) -> Mapping[tuple[str, str], int]:
-        """All committed counts by (name, label)."""
+    def counts(self) -> Counts | None:
+        """All committed counts by (name, label); None when they are in a file that cannot be read."""
+        if not self.is_on_disk:
+            return self._file_counts
         with self._read_lock:
             return {(name, label): value for name, label, value in self._reader.execute("SELECT * FROM counts")}
 
     def count(self, name: str, label: str) -> None:
-        """Add one to a count, if the disk has room."""
-        with contextlib.suppress(sqlite3.OperationalError):
-            self.append(Batch(counts={(name, label): 1}))
+        """Add one to a count."""
+        self.append(Batch(counts={(name, label): 1}))
 
     def lost_ranges(self) -> list[LostRange]:
         """Every range that was declared lost, oldest first."""
@@ -232,10 +222,10 @@ class Journal:
             return [LostRange(*row) for row in self._reader.execute("SELECT * FROM lost ORDER BY rowid")]
 
     def append_samples(self, samples: Sequence[Sample]) -> None:
-        """Store collector samples that were taken together, if the disk has room for them."""
+        """Store collector samples that were taken together."""
         if samples:
             body = zlib.compress(msgspec.msgpack.encode(samples), 1)
-            with self._write_lock, contextlib.suppress(sqlite3.OperationalError), self._writer as connection:
+            with self._write_lock, self._writer as connection:
                 connection.execute("INSERT INTO samples (time_s, body) VALUES (?, ?)", (samples[0].time_s, body))
 
     def samples_between(self, start_s: float, end_s: float) -> Iterator[Sample]:
@@ -245,50 +235,54 @@ class Journal:
                 "SELECT body FROM samples WHERE time_s >= ? AND time_s < ? ORDER BY time_s", (start_s, end_s)
             ).fetchall()
         for (body,) in rows:
-            yield from msgspec.msgpack.decode(zlib.decompress(body), type=list[Sample])
+            try:
+                yield from msgspec.msgpack.decode(zlib.decompress(body), type=list[Sample])
+            except (zlib.error, msgspec.DecodeError):
+                _log.error("readings of the collectors are damaged in the journal and left out")
 
     def trim(self, oldest_s: float, max_bytes: int) -> bool:
         """Drop what is over the bounds (`sidecar.retention`); True when more is due."""
-        with self._write_lock, contextlib.suppress(sqlite3.OperationalError):
+        with self._write_lock:
             return trim(self._writer, oldest_s, max_bytes)
-        return False
+
+    def _checked(self, session: StoredSession, key: int, body: bytes, crc: int | None) -> Record | None:
+        """The record, or None for one that is damaged, which is a loss from then on."""
+        try:
+            if crc is None or crc == zlib.crc32(body):
+                return decode_record(body)
+        except FrameError as error:
+            _log.debug("a record does not decode: %s", error)
+        seq = seq_of(key)
+        _log.error("lost record %d of session %s: it is damaged in the journal", seq, session.name)
+        with self._write_lock, self._writer as connection:
+            connection.execute("DELETE FROM records WHERE key = ?", (key,))
+            connection.execute("INSERT INTO lost VALUES (?, ?, ?, ?)", (session.name, seq, seq + 1, DAMAGED))
+            connection.execute(COUNT, ("lost", DAMAGED, 1))
+        return None
+
+    def _account_for(self, session: StoredSession, first_seq: int, end_seq: int) -> None:
+        """Raise DamageError unless all of [first_seq, end_seq) was trimmed or declared lost."""
+        with self._read_lock:
+            row = self._reader.execute("SELECT first_seq FROM sessions WHERE id = ?", (session.number,)).fetchone()
+            query = "SELECT first_seq, end_seq FROM lost WHERE session = ? ORDER BY first_seq"
+            ranges = self._reader.execute(query, (session.name,)).fetchall()
+        reached = max(first_seq, row[0] if row else end_seq)
+        for first, end in ranges:
+            if first <= reached:
+                reached = max(reached, end)
+        if reached < end_seq:
+            raise DamageError(f"records {reached} to {end_seq - 1} of session {session.name} are gone")
 
     def _sessions(self, where: str) -> list[StoredSession]:
         with self._read_lock:
-            return [_session(row) for row in self._reader.execute(f"{_SELECT_SESSION} {where} ORDER BY id")]
+            return [session_of(row) for row in self._reader.execute(f"{SELECT_SESSION} {where} ORDER BY id")]
 
     def _time_s(self, key: int, end_key: int, order: Literal["ASC", "DESC"]) -> float | None:
-        row = self._one(
-            f"SELECT time_s FROM records WHERE key >= ? AND key < ? ORDER BY key {order} LIMIT 1",  # noqa: S608 - two words
-            (key, end_key),
-        )
+        query = f"SELECT time_s FROM records WHERE key >= ? AND key < ? ORDER BY key {order} LIMIT 1"  # noqa: S608 - two words
+        row = self._one(query, (key, end_key))
         return None if row is None else row[0]
 
     def _one(self, query: str, parameters: tuple[int, int]) -> tuple[Any, ...] | None:
         with self._read_lock:
             row: tuple[Any, ...] | None = self._reader.execute(query, parameters).fetchone()
         return row
-
-
-_SELECT_SESSION = "SELECT id, hello, endpoint, labels, next_seq, end_seq, ended_s, exit_code, consumed FROM sessions"
-
-
-def _key(number: int, seq: int) -> int:
-    return (number << SEQ_BITS) + seq
-
-
-def _session(row: tuple[int, bytes, str, str, int, int, float | None, int | None, int]) -> StoredSession:
-    number, body, endpoint, labels, next_seq, end_seq, ended_s, exit_code, consumed = row
-    hello = decode(body)
-    assert isinstance(hello, Hello)
-    return StoredSession(
-        number=number,
-        hello=hello,
-        endpoint=endpoint,
-        labels=msgspec.json.decode(labels, type=Labels),
-        next_seq=next_seq,
-        end_seq=end_seq,
-        ended_s=ended_s,
-        exit_code=exit_code,
-        consumed=bool(consumed),
-    )

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from sidecar.config import WandbConfig
 from sidecar.database import DatabaseError
-from sidecar.journal import Journal, StoredSession
+from sidecar.journal import Journal
 from sidecar.row_feed import RowFeed
 from sidecar.sinks.wandb_rows import Evaluate
 from sidecar.sinks.wandb_settings import NO_CREDENTIALS, WandbSettings, has_credentials
 from sidecar.sinks.wandb_spool import Spool
 from sidecar.sinks.wandb_supervisor import WandbSupervisor
 from sidecar.status import SinkStatus
+from sidecar.stored import StoredSession
 
 SPOOL_NAME = "spool.sqlite"
 CLOSE_S = 1.5
@@ -30,21 +31,29 @@ class WandbOutlet:
         journal: where records are.
         evaluate: values of the definitions.
         environ: where credentials come from.
+        paused: why nothing goes out for now, if so; the spool is left alone then.
 
     Raises:
         DatabaseError: the spool cannot be used.
     """
 
     def __init__(
-        self, config: WandbConfig, state_dir: Path, journal: Journal, evaluate: Evaluate, environ: Mapping[str, str]
+        self,
+        config: WandbConfig,
+        state_dir: Path,
+        journal: Journal,
+        evaluate: Evaluate,
+        environ: Mapping[str, str],
+        paused: str = "",
     ) -> None:
         self._config = config
+        self._paused = paused
         self._journal = journal
         self._evaluate = evaluate
         self._has_credentials = has_credentials(environ)
         self._spool: Spool | None = None
         self._supervisor: WandbSupervisor | None = None
-        if config.mode != "off":
+        if config.mode != "off" and not paused:
             path = state_dir / SPOOL_NAME
             try:
                 self._spool = Spool(path)
@@ -72,6 +81,8 @@ class WandbOutlet:
 
     def state(self) -> SinkStatus:
         """How it goes."""
+        if self._config.mode != "off" and self._paused:
+            return SinkStatus(state="waiting", lag=0, detail=self._paused)
         if self._supervisor is None:
             return SinkStatus(state="off", lag=0)
         state = self._supervisor.state()

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sidecar.collectors.reading import Reading, families_of
-from sidecar.journal import Journal, StoredSession
+from sidecar.journal import Journal
 from sidecar.row_feed import RowFeed
 from sidecar.samples import Labels, Sample, samples_of
 from sidecar.session_feed import SessionFeed
 from sidecar.store import SeriesKey, Store
+from sidecar.stored import StoredSession
 
 SLICE_RECORDS = 100
 MAX_HOLD_S = 60.0
@@ -78,10 +79,15 @@ class Pipeline:
             self._advance(feed, deadline_s)
         behind = [f for f in self.feeds.values() if f.next_seq < f.stored.next_seq]
         self.is_caught_up = not behind
-        repairing = any(f.stored.next_seq < f.stored.end_seq for f in self.feeds.values())
+        repairing = any(f.is_incomplete for f in self.feeds.values())
         self._release(self._wall_s() - MAX_HOLD_S if behind or repairing else float("inf"))
         if self.gone is not None and (self.gone.ended_s or 0.0) < self._wall_s() - DOWN_SHOWN_S:
             self.gone = None
+
+    def shows(self, endpoints: set[str]) -> bool:
+        """Whether everything in the journal is read, and from these endpoints all that they had published."""
+        complete = {feed.stored.endpoint for feed in self.feeds.values() if not feed.is_incomplete}
+        return self.is_caught_up and endpoints <= complete
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
         """Keep the samples of new readings, in the journal too."""

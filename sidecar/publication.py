@@ -22,6 +22,7 @@ from sidecar.samples import Result, labels_of, samples_of
 from sidecar.sinks.prometheus import PrometheusSink
 from sidecar.status import (
     DefinitionStatus,
+    JournalStatus,
     SidecarStatus,
     SinkStatus,
     StatusDocument,
@@ -32,6 +33,8 @@ from sidecar.status import (
 CATALOGUE = catalogue_of(TRAINER_FAMILIES, STEP_FAMILIES, COLLECTOR_FAMILIES, LIVENESS_FAMILIES, SIDECAR_FAMILIES)
 """Every raw family a definition may refer to."""
 DISTRIBUTION = "dflash-trainer"
+START_S = time.time()
+"""When this process began."""
 _NOTHING = Outcome(families=(), wandb={}, failures=())
 
 
@@ -43,14 +46,22 @@ class Publication:
         pipeline: for trainers and the store.
         definitions: for derived metrics.
         outlet: for the state of W&B.
+        in_memory: why the journal is not on the disk, if it is not.
     """
 
-    def __init__(self, journal: Journal, pipeline: Pipeline, definitions: LiveDefinitions, outlet: WandbOutlet) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        pipeline: Pipeline,
+        definitions: LiveDefinitions,
+        outlet: WandbOutlet,
+        in_memory: str,
+    ) -> None:
         self._journal = journal
+        self._journal_status = JournalStatus(state="memory" if in_memory else "disk", detail=in_memory)
         self._pipeline = pipeline
         self._definitions = definitions
         self._outlet = outlet
-        self._start_s = time.time()
         self._version = _version()
         self._step_outcome: tuple[float, str, Outcome] = (0.0, "", _NOTHING)
         self.document: StatusDocument
@@ -86,7 +97,8 @@ class Publication:
             records=record_status(counts),
             sinks={"prometheus": SinkStatus(state="serving", lag=0), "wandb": wandb},
             definitions=self._definition_status(derived),
-            sidecar=msgspec.structs.replace(self._own, uptime_s=round(now_s - self._start_s, 3)),
+            sidecar=msgspec.structs.replace(self._own, uptime_s=round(now_s - START_S, 3)),
+            journal=self._journal_status,
         )
 
     def summary(self) -> str:
@@ -122,7 +134,8 @@ class Publication:
     def _about_sinks(self, sink: PrometheusSink, wandb: SinkStatus) -> list[Value]:
         return [
             ("dflash_sidecar_info", labels_of(version=self._version), 1.0),
-            ("dflash_sidecar_start_time_seconds", (), self._start_s),
+            ("dflash_sidecar_start_time_seconds", (), START_S),
+            ("dflash_journal_up", (), float(self._journal.is_on_disk)),
             ("dflash_sink_lag_records", labels_of(sink="wandb"), float(wandb.lag)),
             ("dflash_sink_dropped_total", labels_of(sink="prometheus"), float(sink.num_dropped)),
         ]

@@ -26,12 +26,18 @@ def _drop_records(connection: sqlite3.Connection, oldest_s: float, *, excess: bo
     if oldest is None or not (excess or oldest[2] < oldest_s):
         return False
     first_key, end_key, _ = oldest
-    cutoff_s = float("inf") if excess else oldest_s
+    # Only a beginning of the session is dropped, even where the clock went back in the middle of it.
+    newer = "SELECT key FROM records WHERE key >= ? AND key < ? AND time_s >= ? ORDER BY key LIMIT 1"
+    kept = None if excess else connection.execute(newer, (first_key, end_key, oldest_s)).fetchone()
     dropped = connection.execute(
-        "DELETE FROM records WHERE key IN (SELECT key FROM records WHERE key >= ? AND key < ? AND time_s < ? "
-        "ORDER BY key LIMIT ?)",
-        (first_key, end_key, cutoff_s, MAX_DROPPED),
+        "DELETE FROM records WHERE key IN (SELECT key FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT ?)",
+        (first_key, kept[0] if kept else end_key, MAX_DROPPED),
     ).rowcount
+    connection.execute(
+        "UPDATE sessions SET first_seq = coalesce("
+        "(SELECT min(key) - ? FROM records WHERE key >= ? AND key < ?), next_seq) WHERE id = ? >> 40",
+        (first_key, first_key, end_key, first_key),
+    )
     if excess:
         connection.execute(
             "DELETE FROM samples WHERE time_s < (SELECT MIN(time_s) FROM records WHERE key >= ?)", (first_key,)

@@ -7,9 +7,10 @@ they came from. So whatever interrupts this, going on from the spool's cursor ne
 import logging
 import sqlite3
 
-from sidecar.journal import Journal, StoredSession
+from sidecar.journal import Journal
 from sidecar.sinks.wandb_rows import Evaluate, RowBuilder
 from sidecar.sinks.wandb_spool import Row, Spool
+from sidecar.stored import StoredSession
 
 ROWS_PER_COMMIT = 500
 CRASHED = 1

@@ -3,8 +3,9 @@
 from collections import deque
 
 from shared.wire import Event, Record, Snap, Step
-from sidecar.journal import Journal, StoredSession
+from sidecar.journal import Journal
 from sidecar.samples import ExportedFamily, Labels, Sample
+from sidecar.stored import StoredSession
 from sidecar.trainer_series import TrainerSeries
 
 SPEED_STEPS = 50
@@ -42,6 +43,11 @@ class SessionFeed:
             if samples := self.series.samples(event):
                 self._remember(event, samples)
                 break
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether records are known to exist that are not in the journal yet."""
+        return self.stored.next_seq < self.stored.end_seq
 
     @property
     def steps_per_second(self) -> float:

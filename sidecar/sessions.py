@@ -8,7 +8,7 @@ at a time, again after a timeout, with a growing pause while nothing comes.
 from collections.abc import Iterable
 
 from shared.wire import Hello, ReplayRequest
-from sidecar.journal import StoredSession
+from sidecar.stored import StoredSession
 
 WINDOW_RECORDS = 5_000
 ANSWER_TIMEOUT_S = 2.0
@@ -100,10 +100,6 @@ class SessionTrack:
         self._asked_at_seq = self.next_seq
         self._deadline_s = now_s + ANSWER_TIMEOUT_S
         return self.request
-
-    def postpone(self, until_s: float) -> None:
-        """Ask for nothing before a time."""
-        self._ask_again_s = max(self._ask_again_s, until_s)
 
     def hear_answer(self, now_s: float) -> None:
         """Note that part of an answer came: there is reason to wait on."""

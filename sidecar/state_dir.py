@@ -5,6 +5,7 @@ long as it lives; the kernel gives it up even after kill -9. The lock file also 
 and where it answers.
 """
 
+import contextlib
 import fcntl
 import os
 import time
@@ -39,7 +40,7 @@ class StateDir:
         self.path = path
         try:
             path.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = _open_lock(path / LOCK_NAME)
         except OSError as error:
             raise StateDirError(
                 f"{path}: {error.strerror}; give a writable directory with --state-dir or DFLASH_STATE_DIR"
@@ -54,14 +55,16 @@ class StateDir:
         self.announce("")
 
     def announce(self, url: str) -> None:
-        """Write who owns the directory and where it answers."""
+        """Write who owns the directory and where it answers; on a disk that takes nothing, nobody learns it."""
         data = msgspec.json.encode(Owner(os.getpid(), url))
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, data, 0)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, data, 0)  # first, so that a full disk has room for it where the last owner's was
+            os.ftruncate(self._fd, len(data))
 
     def close(self) -> None:
         """Give the directory up."""
-        os.ftruncate(self._fd, 0)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
         os.close(self._fd)
 
 
@@ -78,6 +81,16 @@ def owner_of(path: Path) -> Owner | None:
     finally:
         os.close(fd)
     return None
+
+
+def _open_lock(path: Path) -> int:
+    """Open the lock file; where it cannot be written any more, holding it is enough."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        if not path.exists():
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _lock(fd: int) -> None:

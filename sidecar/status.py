@@ -43,6 +43,13 @@ class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where records go: disk, or memory and why."""
+
+    state: str
+    detail: str = ""
+
+
 class DefinitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is live; `problem` says why the file is not, `failing` which definitions cannot be evaluated."""
 
@@ -71,6 +78,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     sinks: dict[str, SinkStatus]
     definitions: DefinitionStatus
     sidecar: SidecarStatus
+    journal: JournalStatus = JournalStatus(state="disk")
 
 
 def trainer_status(feed: SessionFeed, now_s: float) -> TrainerStatus:
@@ -89,8 +97,9 @@ def trainer_status(feed: SessionFeed, now_s: float) -> TrainerStatus:
     )
 
 
-def record_status(counts: Mapping[tuple[str, str], int]) -> RecordStatus:
-    """Totals out of the journal's counts."""
+def record_status(counts: Mapping[tuple[str, str], int] | None) -> RecordStatus:
+    """Totals out of the journal's counts; zeros when they cannot be read."""
+    counts = counts or {}
     lost = dict.fromkeys(LOSS_REASONS, 0) | {label: n for (name, label), n in counts.items() if name == "lost"}
     return RecordStatus(
         received=counts.get(("received", ""), 0),
@@ -116,6 +125,8 @@ def table(document: StatusDocument) -> str:
         + (f" ({reasons})" if reasons else "")
         + (f", {records.rejected} frames rejected" if records.rejected else "")
     )
+    if document.journal.detail:
+        lines.append(f"journal      in {document.journal.state}: {document.journal.detail}")
     for name, sink in document.sinks.items():
         detail = f" ({sink.detail})" if sink.detail else ""
         lines.append(f"{name:12} {sink.state}, {sink.lag} records waiting{detail}")

@@ -70,19 +70,28 @@ class Place:
         script = str(ROOT / "tests/trainer_process.py")
         return Trainer(self.popen(script, run_id, str(steps_per_second), str(ring_bytes)))
 
+    def audit(self, run_id: str) -> Path:
+        """What the trainer of a run wrote down for itself."""
+        return self.state_dir.parent / f"{run_id}.audit"
+
     def sidecar(self, *options: str, port: int = 0) -> "Sidecar":
         """Start a sidecar and wait until it answers."""
-        defaults = ("--state-dir", str(self.state_dir), "--listen", f"127.0.0.1:{port}", "--set", "wandb.mode=offline")
-        sidecar = Sidecar(self.popen("-m", "sidecar", "run", *defaults, *options), self.state_dir)
+        sidecar = self.starting_sidecar(*options, port=port)
         sidecar.wait_until_ready()
         return sidecar
+
+    def starting_sidecar(self, *options: str, port: int = 0) -> "Sidecar":
+        """Start a sidecar without waiting for it."""
+        defaults = ("--state-dir", str(self.state_dir), "--listen", f"127.0.0.1:{port}", "--set", "wandb.mode=offline")
+        return Sidecar(self.popen("-m", "sidecar", "run", *defaults, *options), self.state_dir)
 
     def close(self) -> None:
         """Kill what is left."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            if process.stdout is not None and not process.stdout.closed:
+                process.communicate()
 
 
 class Trainer:
@@ -115,6 +124,14 @@ class Sidecar:
     def wait_until_ready(self) -> None:
         """Wait until it answers."""
         wait_for(self._is_ready, "the sidecar to answer")
+
+    def answers(self) -> bool:
+        """Whether it is ready."""
+        try:
+            self.get("/-/ready")
+        except OSError:
+            return False
+        return True
 
     def get(self, path: str) -> str:
         """Fetch a page."""
@@ -159,7 +176,6 @@ class Sidecar:
             if owner["pid"] != self.process.pid or not owner["url"]:
                 return False
             self.url = owner["url"]
-            self.get("/-/ready")
         except (OSError, ValueError):
             return False
-        return True
+        return self.answers()

@@ -1,7 +1,7 @@
 """A trainer's telemetry without a trainer: the real publisher in a process of its own, at a steady pace of steps.
 
 Run as a script: `trainer_process.py RUN_ID STEPS_PER_SECOND RING_BYTES`; it publishes until SIGTERM, then says goodbye
-with exit code 0 and prints how many steps and records there were.
+with exit code 0 and prints how many steps and records there were. Every record is also in `RUN_ID.audit`.
 """
 
 import os
@@ -9,12 +9,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
 from shared.endpoint import EndpointClaim, runtime_dir, socket_path
 from shared.publisher import Identity, Publisher
 from shared.wire import Step
+from trainer.audit import AuditTrail
 
 
 class Pace:
@@ -68,6 +70,7 @@ def main(run_id: str, steps_per_second: str, ring_bytes: str) -> None:
             interval_s=0.1,
             ring_bytes=int(ring_bytes),
             collect=lambda: list(pace.steps()),
+            audit=AuditTrail(Path(f"{run_id}.audit")).write,
         )
         publisher.start()
         signal.sigwait({signal.SIGTERM})

@@ -143,6 +143,7 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     interval_s: Annotated[float, Meta(gt=0, le=3600, description="seconds between snapshots")] = 1.0
     ring_bytes: Annotated[int, Meta(ge=4096, description="history kept for a sidecar that comes back")] = 64 * 1024**2
     linger_s: Annotated[float, Meta(ge=0, description="longest wait at the end for a sidecar that restarts")] = 5.0
+    audit_path: Annotated[str, Meta(description="for tests: append every published record to this file")] = ""
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ from shared.cells import Cells
 from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
 from shared.wire import Device, Scalar, Step
+from trainer.audit import AuditTrail
 from trainer.batches import Batches
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainerConfig
@@ -94,6 +95,7 @@ class Pipeline:
         path = socket_path(directory, self.config.run.id, 0)
         self._cleanup.enter_context(EndpointClaim(path))
         target_device, drafter_device = self._materials.target.device, self._drafter_device
+        telemetry = self.config.telemetry
         self.publisher = Publisher(
             cells=self._cells,
             identity=Identity(
@@ -108,11 +110,12 @@ class Pipeline:
                 config=self.config.flat(),
             ),
             path=path,
-            interval_s=self.config.telemetry.interval_s,
-            ring_bytes=self.config.telemetry.ring_bytes,
-            linger_s=self.config.telemetry.linger_s,
+            interval_s=telemetry.interval_s,
+            ring_bytes=telemetry.ring_bytes,
+            linger_s=telemetry.linger_s,
             on_tick=self._pull,
             collect=self.mailbox.collect,
+            audit=AuditTrail(Path(telemetry.audit_path)).write if telemetry.audit_path else None,
         )
         self.publisher.start()
         return path

@@ -42,7 +42,8 @@ class CollectorRunner:
         for worker in self._workers:
             worker.stopping.set()
         for worker in self._workers:
-            worker.join(max(deadline_s - time.monotonic(), 0.0))
+            if worker.is_alive():
+                worker.join(max(deadline_s - time.monotonic(), 0.0))
 
 
 class _Worker(threading.Thread):

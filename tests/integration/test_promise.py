@@ -13,6 +13,7 @@ import pytest
 from fake_wandb import FakeWandb, Run
 from prometheus_server import PrometheusServer, prometheus_scraping
 from sidecar_process import ROOT, Place, Sidecar, wait_for
+from training_run import RUN_ID, last_step, trainer_arguments
 
 NEW_METRIC = """
 [[metric]]
@@ -22,16 +23,6 @@ type = "gauge"
 expr = 'sum(dflash_tokens_total{role="drafter",kind="real"}) / dflash_steps_total'
 wandb = "custom/tokens_per_step"
 """
-RUN_ID = "promised"
-SETTINGS = {
-    "run.id": RUN_ID,
-    "target.layer_ids": "[0, 1, 2]",
-    "drafter.block_size": 4,
-    "train.steps": 1_000_000,
-    "train.num_anchors": 4,
-    "evaluation.num_prompts": 0,
-    "telemetry.interval_s": 0.2,
-}
 
 
 @pytest.fixture
@@ -48,12 +39,6 @@ def wandb_server() -> Iterator[FakeWandb]:
     server = FakeWandb().start()
     yield server
     server.close()
-
-
-def trainer_arguments(small_target: Path, out_dir: Path) -> list[str]:
-    """A run that would last for ever."""
-    settings = SETTINGS | {"target.path": small_target, "data.path": small_target / "train.jsonl"}
-    return ["-m", "trainer.app", *(f"--set={key}={value}" for key, value in settings.items()), "--out", str(out_dir)]
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
@@ -90,8 +75,7 @@ def test_metric_is_added_to_a_living_run(
     assert trainer.poll() is None
     trainer.terminate()
     assert trainer.wait(30) == 128 + signal.SIGTERM
-    last_step = int((tmp_path / "run/checkpoints/latest").read_text().removeprefix("step-"))
-    assert_every_step_once(wandb_server.run(RUN_ID), last_step)
+    assert_every_step_once(wandb_server.run(RUN_ID), last_step(tmp_path / "run"))
 
 
 def assert_no_counter_fell(prometheus: PrometheusServer) -> None:
@@ -101,12 +85,12 @@ def assert_no_counter_fell(prometheus: PrometheusServer) -> None:
     assert [values for values in counters if values != sorted(values)] == []
 
 
-def assert_every_step_once(run: Run, last_step: int) -> None:
+def assert_every_step_once(run: Run, num_steps: int) -> None:
     """When W&B has seen the end, it has every step once, in order, and the new metric."""
     wait_for(lambda: run.state != "running", "W&B to have everything", timeout_s=60)
     rows = run.history
     assert [row["_step"] for row in rows] == list(range(len(rows)))
-    assert [row["train/step"] for row in rows if "train/step" in row] == list(range(1, last_step + 1))
+    assert [row["train/step"] for row in rows if "train/step" in row] == list(range(1, num_steps + 1))
     assert any("custom/tokens_per_step" in row for row in rows)
 
 

@@ -1,5 +1,6 @@
 """The intake without sockets: frames in, journal and subscriptions out."""
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Bench:
 
     def rejected(self) -> dict[str, int]:
         """Committed counts of rejected frames by reason."""
-        return {label: value for (name, label), value in self.journal.counts().items() if name == "rejected"}
+        return {label: value for (name, label), value in (self.journal.counts() or {}).items() if name == "rejected"}
 
 
 @pytest.fixture
@@ -225,21 +226,40 @@ def test_strangers_without_a_hello_are_bounded(bench: Bench) -> None:
 
 
 def test_failed_commit_is_a_gap_that_replay_fills(bench: Bench) -> None:
-    """While the journal cannot be written nothing is claimed; afterwards the records are asked for again."""
+    """A journal that cannot be written ends the intake; the next one asks for what was not stored."""
     bench.take(hello(), snap(0))
     bench.pass_time(1.0)
     bench.journal._writer.execute("PRAGMA query_only = ON")
     bench.take(snap(1))
-    bench.pass_time(1.0)
+    with pytest.raises(sqlite3.OperationalError):
+        bench.pass_time(1.0)
     assert bench.seqs() == [0]
 
     bench.journal._writer.execute("PRAGMA query_only = OFF")
-    assert bench.pass_time(2.0) == []
-    changes = bench.pass_time(4.0)
+    bench.restart()
+    bench.take(hello(next_seq=2))
+    changes = bench.pass_time(1.0)
     request = ReplayRequest(session="s1", first=1, end=2, nonce="n-0")
     bench.intake.take(HERE, answer(request, snap(1)), bench.now_s)
     bench.pass_time(1.0)
 
     assert changes == [(HERE, request.topic, True)]
     assert bench.seqs() == [0, 1]
-    assert bench.journal.counts()["received", ""] == 2
+    assert bench.journal.counts() == {("received", ""): 2, ("replayed", ""): 1}
+
+
+def test_journal_in_memory_begins_where_the_ring_does() -> None:
+    """While the disk is out of order, what the ring no longer holds is no loss: the file may have it."""
+    journal = Journal(None, {("lost", "ring_overrun"): 7})
+    intake = Intake(journal, "n", 0.0, owner_pid=lambda _path: 1)
+    intake.take(HERE, frame(hello(first_seq=40, next_seq=42)), 0.0)
+    [(_, topic, wanted)] = intake.turn(1.0)
+    request = ReplayRequest.parse(topic)
+    intake.take(HERE, answer(request, snap(40), snap(41)), 1.0)
+    intake.turn(2.0)
+
+    [session] = journal.sessions()
+    assert (wanted, request.first, request.end) == (True, 40, 42)
+    assert [record.seq for record in journal.records(session, 0, session.next_seq)] == [40, 41]
+    assert journal.counts() == {("lost", "ring_overrun"): 7}
+    journal.close()

@@ -5,13 +5,15 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from trainer_frames import START_S, hello, snap
 
 from shared.wire import encode
-from sidecar.database import DatabaseError, mark_damaged
-from sidecar.journal import Batch, Journal, LostRange, StoredSession
+from sidecar.database import DamageError, DatabaseError, mark_damaged
+from sidecar.journal import Journal
 from sidecar.samples import Sample
+from sidecar.stored import Batch, LostRange, StoredSession
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     again = journal.open_session(hello(next_seq=9), encode(hello(next_seq=9)), "/run/a.sock", ())
 
-    assert (again.next_seq, again.end_seq, again.labels) == (7, 8, (("run", "x"),))
+    assert (again.next_seq, again.end_seq, again.labels) == (7, 9, (("run", "x"),))
     assert journal.counts() == {("lost", "ring_overrun"): 3}
     assert journal.lost_ranges() == [lost]
     assert list(journal.samples_between(0.0, 10.0)) == [sample]
@@ -135,7 +137,7 @@ def test_file_of_a_newer_version_is_refused_untouched(tmp_path: Path) -> None:
     connection.close()
     before = path.read_bytes()
 
-    with pytest.raises(DatabaseError, match=r"journal\.sqlite has version 99, this sidecar knows 1"):
+    with pytest.raises(DatabaseError, match=r"journal\.sqlite has version 99, this sidecar knows 2"):
         Journal(path)
 
     assert path.read_bytes() == before
@@ -173,3 +175,97 @@ def test_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> 
     """A path that cannot be opened names itself and the remedy."""
     with pytest.raises(DatabaseError, match="give another --state-dir"):
         Journal(tmp_path / "absent" / "journal.sqlite")
+
+
+def test_damaged_record_is_one_loss_and_the_rest_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes flipped inside records cost those records, counted once however often they are read, and no other."""
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    store(journal, opened(journal).number, range(1_000))
+    with sqlite3.connect(path) as connection:
+        for seq in (10, 700):
+            body = bytearray(
+                connection.execute("SELECT body FROM records WHERE key & 1048575 = ?", (seq,)).fetchone()[0]
+            )
+            body[len(body) // 2] ^= 0x40
+            connection.execute("UPDATE records SET body = ? WHERE key & 1048575 = ?", (bytes(body), seq))
+    connection.close()
+
+    with caplog.at_level(logging.ERROR):
+        first, second = read(journal), read(journal)
+
+    assert first == second == [seq for seq in range(1_000) if seq not in {10, 700}]
+    assert (journal.counts() or {})["lost", "damaged"] == 2
+    assert [(lost.first_seq, lost.end_seq) for lost in journal.lost_ranges()] == [(10, 11), (700, 701)]
+    assert caplog.text.count("it is damaged in the journal") == 2
+    journal.close()
+
+
+def test_records_that_vanished_are_damage(journal: Journal) -> None:
+    """A hole or a missing beginning or end, neither trimmed nor declared lost, is not passed over in silence."""
+    session = opened(journal)
+    store(journal, session.number, range(100))
+    journal.trim(START_S + 20.0, 2**40)
+    journal.append(Batch(lost=[LostRange("s1", 40, 45, "ring_overrun")]))
+    with journal._writer:
+        journal._writer.execute("DELETE FROM records WHERE key & 1048575 BETWEEN 40 AND 44")
+    assert read(journal) == [*range(20, 40), *range(45, 100)]
+
+    for first, last in ((20, 22), (70, 72), (95, 99)):
+        with journal._writer:
+            journal._writer.execute(f"DELETE FROM records WHERE key & 1048575 BETWEEN {first} AND {last}")
+        with pytest.raises(DamageError, match=f"records {first} to {last} of session s1 are gone"):
+            read(journal)
+        store(journal, session.number, range(first, last + 1))
+        store(journal, session.number, range(100, 100))
+
+
+def test_clock_that_went_back_makes_no_hole(journal: Journal) -> None:
+    """Trimming by age drops a beginning only, although later records bear older times."""
+    session = opened(journal)
+    times = [START_S + seq if seq < 50 else START_S + seq - 1_000.0 for seq in range(100)]
+    records = [msgspec.structs.replace(snap(seq), time_s=time_s) for seq, time_s in enumerate(times)]
+    stored = [(session.number, record, encode(record)) for record in records]
+    journal.append(Batch(records=stored, positions={session.number: (100, 100)}))
+    while journal.trim(START_S + 20.0, 2**40):
+        pass
+
+    assert read(journal) == list(range(20, 100))
+
+
+def test_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    """A journal of version 1 keeps its sessions, records and counts, and takes new ones."""
+    path = tmp_path / "journal.sqlite"
+    old = sqlite3.connect(path)
+    old.executescript(VERSION_1)
+    session = encode(hello(next_seq=2))
+    old.execute("INSERT INTO sessions VALUES (1, 's1', '/run/a.sock', '[]', ?, 2, 2, NULL, NULL, 0)", (session,))
+    keys = [((1 << 40) + seq, START_S + seq, "snap", encode(snap(seq))) for seq in range(2)]
+    old.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", keys)
+    old.execute("INSERT INTO counts VALUES ('received', '', 2)")
+    old.commit()
+    old.close()
+
+    journal = Journal(path)
+    store(journal, 1, range(4))
+
+    assert read(journal) == [0, 1, 2, 3]
+    assert journal.counts() == {("received", ""): 2}
+    journal.close()
+    Journal(path).close()
+
+
+VERSION_1 = """
+CREATE TABLE sessions (
+    id INTEGER PRIMARY KEY, session TEXT NOT NULL UNIQUE, endpoint TEXT NOT NULL, labels TEXT NOT NULL,
+    hello BLOB NOT NULL, next_seq INTEGER NOT NULL DEFAULT 0, end_seq INTEGER NOT NULL DEFAULT 0, ended_s REAL,
+    exit_code INTEGER,
+    consumed INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE records (key INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL);
+CREATE INDEX events ON records (key) WHERE kind = 'event';
+CREATE TABLE lost (session TEXT NOT NULL, first_seq INTEGER NOT NULL, end_seq INTEGER NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE samples (id INTEGER PRIMARY KEY, time_s REAL NOT NULL, body BLOB NOT NULL);
+CREATE INDEX samples_time ON samples (time_s);
+CREATE TABLE counts (name TEXT NOT NULL, label TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (name, label));
+PRAGMA user_version = 1;
+"""

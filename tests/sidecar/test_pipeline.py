@@ -9,12 +9,13 @@ from trainer_frames import START_S, event, hello, snap, step
 from shared.wire import Record, encode
 from sidecar.collectors.reading import Reading
 from sidecar.exposition import liveness
-from sidecar.journal import Batch, Journal, StoredSession
+from sidecar.journal import Journal
 from sidecar.pipeline import DOWN_SHOWN_S, Pipeline
 from sidecar.row_feed import RowFeed
 from sidecar.samples import ExportedFamily
 from sidecar.sinks.wandb_spool import Spool
 from sidecar.store import Matcher
+from sidecar.stored import Batch, StoredSession
 
 WINDOW_S = 300.0
 
@@ -162,7 +163,7 @@ def test_collector_samples_come_back_after_a_restart(bench: Bench) -> None:
     pipeline = bench.pipeline()
     for _ in range(3):
         pipeline.add_readings([reading(START_S + 1.0, 4.0)])
-    bench.store([snap(5)])
+    bench.store([snap(seq) for seq in range(1, 6)])
 
     again = bench.pipeline()
     again.turn(1.0)

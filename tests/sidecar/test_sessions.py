@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainer_frames import hello
 
-from sidecar.journal import StoredSession
 from sidecar.sessions import ANSWER_TIMEOUT_S, MAX_PAUSE_S, MIN_PAUSE_S, WINDOW_RECORDS, SessionTrack
+from sidecar.stored import StoredSession
 
 
 def track(next_seq: int = 0, held: tuple[int, ...] = ()) -> SessionTrack:

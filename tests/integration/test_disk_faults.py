@@ -1,0 +1,231 @@
+"""What disks do to the sidecar: full, read-only, damaged, cut off in the middle. It serves on, and nothing is lost."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from audit import assert_journal_equals
+from sidecar_process import Place, Sidecar, wait_for
+
+from sidecar.journal import Journal
+
+DISK_BYTES = 48 * 1024**2
+needs_mount = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """An empty place."""
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def disk(place: Place) -> Iterator[Path]:
+    """The place's state directory, on a small disk of its own."""
+    place.state_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place.state_dir)], check=True)
+    yield place.state_dir
+    place.close()
+    subprocess.run(["umount", str(place.state_dir)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Take every byte that is left; returns the file that has them."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(4096))
+            except OSError:
+                return filler
+
+
+def is_on_disk(sidecar: Sidecar) -> bool:
+    """Whether records go to the disk."""
+    return sidecar.metrics()["dflash_journal_up"] == 1.0
+
+
+def assert_goes_on(sidecar: Sidecar) -> None:
+    """Check that what is shown is fresh, raw and derived."""
+    wait_for(lambda: "dflash_step" in sidecar.metrics(), "a step", 20)
+    step = sidecar.metrics()["dflash_step"]
+    wait_for(lambda: sidecar.metrics()["dflash_step"] > step + 20, "fresh steps", 20)
+    wait_for(lambda: sidecar.metrics().get("dflash_steps_per_second", 0.0) > 0.0, "a rate", 20)
+
+
+@needs_mount
+def test_full_disk(place: Place, disk: Path) -> None:
+    """1. Fill the disk. 2. Kill the sidecar and start it again. 3. Start another trainer. 4. Make room.
+
+    Result: served from memory all along, said so, returned to the disk by itself, and every record is in the journal.
+    """
+    trainer = place.trainer()
+    sidecar = place.sidecar()
+    wait_for(lambda: sidecar.status()["records"]["received"] > 50, "records")
+    filler = fill(disk)
+    wait_for(lambda: not is_on_disk(sidecar), "the disk to be given up", 30)
+    assert_goes_on(sidecar)
+    counts_before = sidecar.status()["records"]
+    detail = sidecar.status()["journal"]["detail"]
+    sidecar.kill()
+    sidecar = place.sidecar()
+    assert_goes_on(sidecar)
+    assert not is_on_disk(sidecar)
+    counts_after = sidecar.status()["records"]
+    other = place.trainer("other")
+    wait_for(lambda: len(sidecar.status()["trainers"]) == 2, "the other trainer", 20)
+    filler.unlink()
+    wait_for(lambda: is_on_disk(sidecar), "the return to the disk", 30)
+    assert_goes_on_together(sidecar)
+    trainer.stop()
+    other.stop()
+    wait_for(lambda: sidecar.status()["trainers"] == [], "the trainers to leave", 30)
+    last = sidecar.status()["records"]
+    _, output = sidecar.terminate()
+
+    assert "disk is full" in detail
+    assert counts_before == counts_after
+    assert last["lost"] == 0
+    assert ", fetching what it lacks" in output
+    assert_journal_equals(disk / "journal.sqlite", place.audit("run"), place.audit("other"))
+
+
+def assert_goes_on_together(sidecar: Sidecar) -> None:
+    """Check that both trainers' steps are fresh."""
+    steps = [trainer["step"] for trainer in sidecar.status()["trainers"]]
+
+    def have_all_moved() -> bool:
+        now = [trainer["step"] for trainer in sidecar.status()["trainers"]]
+        return len(now) == 2 and all(new > old for old, new in zip(steps, now, strict=True))
+
+    wait_for(have_all_moved, "fresh steps of both", 20)
+
+
+@needs_mount
+def test_read_only_disk(place: Place, disk: Path) -> None:
+    """A sidecar that finds its directory read-only serves from memory, and returns when it can be written again."""
+    trainer = place.trainer()
+    sidecar = place.sidecar()
+    wait_for(lambda: sidecar.status()["records"]["received"] > 50, "records")
+    sidecar.kill()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    sidecar = place.starting_sidecar(port=port)
+    sidecar.url = f"http://127.0.0.1:{port}"  # the lock file, which would say so, cannot be written
+    wait_for(sidecar.answers, "the sidecar to answer")
+    assert_goes_on(sidecar)
+    was_on_disk = is_on_disk(sidecar)
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    wait_for(lambda: is_on_disk(sidecar), "the return to the disk", 30)
+    trainer.stop()
+    wait_for(lambda: sidecar.status()["trainers"] == [], "the trainer to leave", 30)
+    sidecar.terminate()
+
+    assert not was_on_disk
+    assert_journal_equals(disk / "journal.sqlite", place.audit("run"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "zeros", "flipped", "garbage"])
+@pytest.mark.parametrize("moment", ["stopped", "running"])
+def test_damaged_journal(place: Place, damage: str, moment: str) -> None:
+    """1. Damage the files, under a stopped or a running sidecar. 2. Restart it. 3. End the trainer. 4. Restart again.
+
+    Result: it serves on, keeps a damaged file, and has every record again from the trainer, or says which it lacks.
+    """
+    trainer = place.trainer(steps_per_second=4_000.0)
+    sidecar = place.sidecar()
+    wait_for(lambda: sidecar.status()["records"]["received"] > 12_000, "records")
+    if moment == "stopped":
+        sidecar.kill()
+        spoil(place.state_dir / "journal.sqlite", damage)
+    else:
+        spoil(place.state_dir / "journal.sqlite", damage)
+        assert_goes_on(sidecar)
+        sidecar.kill()
+    sidecar = place.sidecar()
+    assert_goes_on(sidecar)
+    trainer.stop()
+    wait_for(lambda: sidecar.status()["trainers"] == [], "the trainer to leave", 30)
+    took_s, output = sidecar.terminate()
+    sidecar = place.sidecar()
+    records = sidecar.status()["records"]
+    sidecar.terminate()
+
+    assert took_s < 3.0
+    assert "Traceback" not in output
+    assert records["lost"] == records["lost_by_reason"]["damaged"]
+    assert_only_damaged_records_lack(place, records["lost"])
+
+
+def spoil(path: Path, damage: str) -> None:
+    """Damage a database and its log as a failing disk would."""
+    random = Random(7)
+    for file in (path, path.with_name(path.name + "-wal")):
+        content = bytearray(file.read_bytes())
+        half = len(content) // 2
+        if damage == "truncated":
+            del content[half:]
+        elif damage == "zeros":
+            content[half:] = bytes(len(content) - half)
+        elif damage == "flipped":
+            for _ in range(50):
+                content[random.randrange(100, len(content))] ^= 1 << random.randrange(8)
+        else:
+            content[:] = random.randbytes(len(content))
+        with file.open("r+b") as stream:
+            stream.write(content)
+            stream.truncate()
+
+
+def assert_only_damaged_records_lack(place: Place, num_damaged: int) -> None:
+    """Check that what is there is what was published, and that what is not there was counted."""
+    expected = set(place.audit("run").read_bytes().splitlines())
+    journal = Journal(place.state_dir / "journal.sqlite")
+    [session] = journal.sessions()
+    arrived = [msgspec.json.encode(record) for record in journal.records(session, 0, session.next_seq)]
+    journal.close()
+    assert set(arrived) <= expected
+    assert len(arrived) == len(expected) - num_damaged
+
+
+def test_power_cut(place: Place) -> None:
+    """Copies of the files taken in the middle of writing hold an unbroken beginning; a sidecar on one goes on there."""
+    place.trainer(steps_per_second=500.0)
+    sidecar = place.sidecar()
+    copies = []
+    for number in range(20):
+        wait_for(lambda n=number: sidecar.status()["records"]["received"] > 100 * n, "records")
+        copies.append(place.state_dir.with_name(f"copy-{number}"))
+        shutil.copytree(place.state_dir, copies[-1])
+        time.sleep(0.05)
+    sidecar.kill()
+    lines = place.audit("run").read_bytes().splitlines()
+    lengths = []
+    for copy in copies:
+        journal = Journal(copy / "journal.sqlite")
+        for session in journal.sessions():
+            found = [msgspec.json.encode(record) for record in journal.records(session, 0, session.next_seq)]
+            assert found == lines[: len(found)]
+            lengths.append(len(found))
+        journal.close()
+    assert lengths[-1] > 1_000
+
+    place.state_dir = copies[10]
+    sidecar = place.sidecar()
+    wait_for(lambda: is_complete(sidecar), "everything since")
+    sidecar.kill()
+
+
+def is_complete(sidecar: Sidecar) -> bool:
+    """Whether the only trainer's records are all here."""
+    return [trainer["records_behind"] for trainer in sidecar.status()["trainers"]] == [0]
