@@ -16,7 +16,7 @@ from bench.hung_server import hung_server_exit, hung_server_first_step
 from bench.ingestion import catch_up, ingest_64_trainers, ingest_frames
 from bench.machine import MAX_OTHER_LOAD_CORES, description, disturbance, other_load_cores
 from bench.publishing import publish_500_series, stall
-from bench.results import Result, table, write
+from bench.results import Result, number, table, write
 from bench.scraping import scrape
 from bench.training import hung_server_throughput, training_throughput
 from bench.updates import counter_update
@@ -72,7 +72,10 @@ def _run(chosen: dict[str, Callable[[int], list[Result]]], num_rounds: int) -> l
         loads_cores.append(other_load_cores())
         busy = f", but others use {loads_cores[-1]:.2f} cores" if loads_cores[-1] > MAX_OTHER_LOAD_CORES else ""
         _say(f"[{index}/{len(chosen)}, {time.monotonic() - start_s:.0f} s] {name}{busy}")
-        results += run(num_rounds)
+        found = run(num_rounds)
+        for result in found:
+            _say(f"  {result.name}: {number(result.value)} {result.unit}")
+        results += found
     return [disturbance(loads_cores), *results]
 
 
