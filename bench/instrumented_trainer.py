@@ -1,8 +1,9 @@
 """The trainer with somebody's own instrumentation, hooked in from outside: the trainer itself is not changed.
 
 `python -m bench.instrumented_trainer KIND RECORD ARGUMENTS...` runs `dflash-train ARGUMENTS` and appends to the file
-RECORD, as a float64, when each optimizer step ended by the machine's monotonic clock. KIND says what else happens at
-the end of each step, on the thread that steps, as one would write it into a training loop:
+RECORD, as two float64, when each optimizer step ended by the machine's monotonic clock, and how much CPU time the
+process had used by then. KIND says what else happens at the end of each step, on the thread that steps, as one would
+write it into a training loop:
 
 * `none`: nothing. Telemetry of our own is a matter of ARGUMENTS.
 * `wandb`: the step's scalars are read with `.item()` and given to `wandb.log`, in a run of the real SDK.
@@ -40,7 +41,7 @@ def main(kind: str, record: str, *arguments: str) -> int:
         def post_and_report(mailbox: StepMailbox, facts: StepFacts, scalars: Tensor) -> None:
             post(mailbox, facts, scalars)
             report(facts, scalars)
-            times.write(struct.pack("d", time.monotonic()))
+            times.write(struct.pack("2d", time.monotonic(), time.process_time()))
             if facts.step == hang_step:
                 os.kill(server_pid, signal.SIGUSR1)
 

@@ -8,9 +8,9 @@ Timers go on while a contestant stands still, so what it does every 5 or 15 seco
 telemetry and its peers are charged more for it here than in a run without stops.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from bench.contestants import Contestant
+from bench.contestants import Contestant, Turn
 from bench.results import Goal, Result, compare
 from bench.watched_runs import (
     beside_sidecar,
@@ -38,12 +38,17 @@ def training_throughput(num_rounds: int) -> list[Result]:
             "wandb": with_wandb(place, place.wandb_server()),
             "prometheus": with_prometheus(place),
         }
-        speeds = _take_turns(contestants, num_rounds * TURNS_PER_ROUND)
+        turns = _take_turns(contestants, num_rounds * TURNS_PER_ROUND)
+    speeds = {name: _speeds(taken) for name, taken in turns.items()}
+    cpu_ms = {name: [turn.cpu_s_per_step * 1e3 for turn in taken] for name, taken in turns.items()}
     goal, unit, off = Goal("ratio", ">=", MIN_RATIO), "steps/s", speeds["off"]
     return [
         compare("training_throughput", unit, speeds["ours"], NOTHING, off, goal),
         compare("training_throughput_wandb_in_trainer", unit, speeds["wandb"], NOTHING, off),
         compare("training_throughput_prometheus_in_trainer", unit, speeds["prometheus"], NOTHING, off),
+        compare("training_cpu_per_step", "ms", cpu_ms["ours"], NOTHING, cpu_ms["off"]),
+        compare("training_cpu_per_step_wandb_in_trainer", "ms", cpu_ms["wandb"], NOTHING, cpu_ms["off"]),
+        compare("training_cpu_per_step_prometheus_in_trainer", "ms", cpu_ms["prometheus"], NOTHING, cpu_ms["off"]),
     ]
 
 
@@ -59,20 +64,26 @@ def hung_server_throughput(num_rounds: int) -> list[Result]:
             "ours": beside_sidecar(place, place.wandb_server(hung=True)),
             "wandb": with_wandb_that_hangs(place),
         }
-        speeds = _take_turns(contestants, num_rounds)
+        turns = _take_turns(contestants, num_rounds)
+    off, ours, wandb = (_speeds(turns[name]) for name in ("off", "ours", "wandb"))
     return [
-        compare("hung_server_throughput", "steps/s", speeds["ours"], NOTHING, speeds["off"]),
-        compare("hung_server_throughput_wandb_in_trainer", "steps/s", speeds["wandb"], NOTHING, speeds["off"]),
+        compare("hung_server_throughput", "steps/s", ours, NOTHING, off),
+        compare("hung_server_throughput_wandb_in_trainer", "steps/s", wandb, NOTHING, off),
     ]
 
 
-def _take_turns(contestants: Mapping[str, Contestant], num_turns: int) -> dict[str, list[float]]:
-    """Steps per second of each turn of each contestant; who begins changes from turn to turn."""
+def _take_turns(contestants: Mapping[str, Contestant], num_turns: int) -> dict[str, list[Turn]]:
+    """What each contestant did in each of its turns; who begins changes from turn to turn."""
     names = list(contestants)
-    speeds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(num_turns):
-        first = turn % len(names)
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
+    for index in range(num_turns):
+        first = index % len(names)
         for name in names[first:] + names[:first]:
-            speeds[name].append(contestants[name].run_for(TURN_S))
-        progress(f"turn {turn + 1}/{num_turns}: " + ", ".join(f"{n} {speeds[n][-1]:.2f}" for n in names) + " steps/s")
-    return speeds
+            turns[name].append(contestants[name].run_for(TURN_S))
+        speeds = ", ".join(f"{name} {turns[name][-1].steps_per_second:.2f}" for name in names)
+        progress(f"turn {index + 1}/{num_turns}: {speeds} steps/s")
+    return turns
+
+
+def _speeds(turns: Sequence[Turn]) -> list[float]:
+    return [turn.steps_per_second for turn in turns]

@@ -44,11 +44,12 @@ def test_contestant_only_trains_in_its_turn(place: Workplace, small_target: Path
     contestant = started(place, small_target, "none")
     num_steps = contestant.num_steps
 
-    speed = contestant.run_for(1.0)
+    speed, cpu_s_per_step = contestant.run_for(1.0)
     num_after = contestant.num_steps
 
     assert num_after > num_steps
     assert 0.2 * speed < num_after - num_steps < 2.0 * speed + 2.0
+    assert 0.0 < cpu_s_per_step < 10.0
     with pytest.raises(AssertionError, match="another step"):
         wait_for(lambda: contestant.num_steps > num_after, "another step", timeout_s=0.5)
 

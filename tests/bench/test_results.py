@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bench.__main__ import DEFAULT_OUTPUT, main
-from bench.contestants import steps_per_second
+from bench.contestants import StepEnd, turn_of
 from bench.machine import disturbance
 from bench.made_up_trainers import declare_everything
 from bench.results import Goal, Result, alone, compare, quantile, table, write
@@ -106,15 +106,17 @@ def test_table_points_at_missed_goals() -> None:
     assert rows[3].endswith("1..1")
 
 
-def test_speed_is_steps_over_the_time_between_their_ends() -> None:
-    """The first step of a turn began before it, so it only says when the second one began."""
-    assert steps_per_second([10.0, 10.5, 11.0, 11.5], "ours") == 2.0
+def test_turn_is_measured_between_the_ends_of_steps() -> None:
+    """The first step of a turn began before it, so it only says when the second one began, and what it had cost."""
+    turn = turn_of([StepEnd(10.0, 1.0), StepEnd(10.5, 1.25), StepEnd(11.0, 1.5), StepEnd(11.5, 1.75)], "ours")
+
+    assert turn == (2.0, 0.25)
 
 
 def test_turn_with_hardly_a_step_is_an_error() -> None:
     """A speed is not made up out of one or two steps."""
     with pytest.raises(BenchmarkError, match="ours made only 2 steps"):
-        steps_per_second([10.0, 10.5], "ours")
+        turn_of([StepEnd(10.0, 1.0), StepEnd(10.5, 1.25)], "ours")
 
 
 def test_made_up_trainer_has_every_family() -> None:
