@@ -11,17 +11,22 @@ thread owns its socket alone and dies with the process.
 """
 
 import math
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import zmq
 
 from shared.cells import Cells
+from shared.curve import CurveServer
+from shared.endpoint import bind_group_writable
+from shared.peers import Peers, address_of
+from shared.replays import Replays
+from shared.ring import CHUNK_BYTES, Ring
 from shared.thread_name import name_this_thread
 from shared.wire import (
     PROTOCOL_VERSION,
@@ -35,7 +40,6 @@ from shared.wire import (
     FrameError,
     Hello,
     Record,
-    ReplayChunk,
     ReplayRequest,
     Scalar,
     Snap,
@@ -43,13 +47,21 @@ from shared.wire import (
     encode,
 )
 
-SEND_HIGH_WATER_MARK = 2_000
+SEND_HIGH_WATER_MARK = 500
+MAX_UNSENT_BYTES = 32 * 1024 * 1024
+"""About how much may wait for one subscriber that does not read; more is dropped, and asked for again by replay."""
+RECEIVE_HIGH_WATER_MARK = 10
+"""Subscriptions taken off a connection at once: more wait in the socket, at the cost of who sends them."""
+MAX_SUBSCRIPTION_BYTES = 1024
+HANDSHAKE_MS = 2_000
+"""A connection that does not speak ZeroMQ by then is closed and its descriptor freed."""
 MAILBOX_RECORDS = 100_000
 HELLO_INTERVAL_S = 10.0
 MIN_HELLO_GAP_S = 0.05
 """However fast subscribers come and go, a hello is not built more often than this."""
-MAX_OPEN_REPLAYS = 64
-CHUNK_BYTES = 128 * 1024
+MAX_SUBSCRIPTIONS_PER_TURN = 500
+SERVICE_PAUSE_S = 0.001
+"""After each chunk and each handful of subscriptions, so that no asker can keep this thread busy."""
 CLOSE_QUIET_S = 0.3
 MAX_SLEEP_S = 0.1
 """How long `close` may have to wait for the thread to notice."""
@@ -69,46 +81,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
 
 
-class Ring:
-    """The newest records, dense in sequence number, bounded in bytes. One thread only."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bodies: dict[int, bytes] = {}
-        self.first_seq = 0
-        self.next_seq = 0
-        self.num_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._bodies)
-
-    def append(self, body: bytes) -> None:
-        """Keep a body under the next sequence number, dropping the oldest ones over the bound."""
-        self._bodies[self.next_seq] = body
-        self.next_seq += 1
-        self.num_bytes += len(body)
-        while self.num_bytes > self._max_bytes and len(self._bodies) > 1:
-            self.num_bytes -= len(self._bodies.pop(self.first_seq))
-            self.first_seq += 1
-
-    def chunk(self, first_seq: int, end_seq: int) -> tuple[int, tuple[bytes, ...]]:
-        """The first held sequence number >= first_seq, and bodies from there, about CHUNK_BYTES of them."""
-        seq = first_seq = max(first_seq, self.first_seq)
-        bodies, size = [], 0
-        while seq < min(end_seq, self.next_seq) and size < CHUNK_BYTES:
-            bodies.append(self._bodies[seq])
-            size += len(bodies[-1])
-            seq += 1
-        return first_seq, tuple(bodies)
-
-
 class Publisher:
     """Publish snapshots, step records and events of one session.
 
     Args:
         cells: the counters; all declared before `start`.
         identity: what the hello says.
-        path: socket path, claimed by the caller (`EndpointClaim`).
+        path: socket path, claimed by the caller (`EndpointClaim`), unless there is `curve`.
+        curve: listens on the network instead of on a path.
         interval_s: seconds between snapshots.
         ring_bytes: how much history can be replayed.
         on_tick: called on the telemetry thread before each snapshot, to mirror pulled values into cells.
@@ -123,7 +103,8 @@ class Publisher:
         *,
         cells: Cells,
         identity: Identity,
-        path: Path,
+        path: Path | None = None,
+        curve: CurveServer | None = None,
         interval_s: float = 1.0,
         ring_bytes: int = 64 * 1024 * 1024,
         on_tick: Callable[[], None] = lambda: None,
@@ -135,6 +116,7 @@ class Publisher:
         self._cells = cells
         self._schema = cells.schema()
         self._path = path
+        self._curve = curve
         self._interval_s = interval_s
         self._linger_s = linger_s
         self._on_tick = on_tick
@@ -142,7 +124,8 @@ class Publisher:
         self._audit = audit
         self._ring = Ring(ring_bytes)
         self._events: deque[Event] = deque(maxlen=MAILBOX_RECORDS)
-        self._replays: deque[tuple[ReplayRequest, int]] = deque()
+        self._replays = Replays()
+        self._peers = Peers(path) if path is not None else None  # elsewhere there are only holders of a key
         self._subscribers = 0
         self._ever_subscribed = False
         self._last_hello_s = 0.0
@@ -159,11 +142,21 @@ class Publisher:
 
     def start(self) -> None:
         """Bind and start the thread; call it before other threads exist, since binding sets the umask."""
-        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        largest_bytes = max(8 * self._schema.num_cells, CHUNK_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, min(MAX_UNSENT_BYTES // largest_bytes, SEND_HIGH_WATER_MARK))
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION_BYTES)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        # Refuses old protocols, in which any bytes pass for a peer; nobody answers for the domain, so all others may.
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, b"dflash")
         self._socket.setsockopt(zmq.LINGER, 0)
         # Every subscription and every end of one is reported, not only the first and the last of a topic.
         self._socket.setsockopt(zmq.XPUB_VERBOSER, 1)
-        _bind_group_writable(self._socket, self._path)
+        if self._curve is not None:
+            self._curve.bind(self._socket)
+        else:
+            assert self._path is not None
+            bind_group_writable(self._socket, self._path)
         self._thread.start()
 
     def event(self, kind: str, **detail: Scalar) -> None:
@@ -174,9 +167,12 @@ class Publisher:
         """Send what is left and a goodbye; waits at most the linger time for a sidecar that is being restarted."""
         self.event("goodbye", exit_code=exit_code)
         self._stopping.set()
-        self._thread.join(timeout=self._linger_s + 5.0)
+        if self._thread.ident is not None:  # else `start` failed
+            self._thread.join(timeout=self._linger_s + 5.0)
         if not self._thread.is_alive():
             # Else the thread still uses the socket, and both die with the process.
+            if self._curve is not None:
+                self._curve.close()
             self._context.destroy(linger=0)
 
     def _run(self) -> None:
@@ -243,38 +239,38 @@ class Publisher:
     def _serve(self, timeout_s: float) -> None:
         """Wait for subscriptions until the timeout, take in those that came, send one chunk of one replay."""
         # Rounded up: the last fraction of a millisecond would otherwise be spent spinning.
-        if self._socket.poll(math.ceil(timeout_s * 1000)):
-            for _ in range(100):
+        came = self._socket.poll(math.ceil(timeout_s * 1000))
+        if came:
+            for _ in range(MAX_SUBSCRIPTIONS_PER_TURN):
                 try:
-                    self._take_subscription(self._socket.recv(zmq.NOBLOCK))
+                    self._take_subscription(self._socket.recv(zmq.NOBLOCK, copy=False))
                 except zmq.Again:
                     break
-        if self._replays:
-            request, seq = self._replays.popleft()
-            first_seq, bodies = self._ring.chunk(seq, request.end)
-            next_seq = first_seq + len(bodies)
-            done = not bodies or next_seq >= min(request.end, self._ring.next_seq)
-            chunk = ReplayChunk(session=self._identity.session, first_seq=first_seq, bodies=bodies, done=done)
-            self._send(request.topic, encode(chunk))
-            if not done:
-                self._replays.append((request, next_seq))
+        if (answer := self._replays.next_chunk(self._ring)) is not None:
+            topic, chunk = answer
+            self._send(topic, encode(chunk))
+        if came or answer is not None:
+            time.sleep(SERVICE_PAUSE_S)
 
-    def _take_subscription(self, message: bytes) -> None:
-        arrived, topic = message[:1] == b"\x01", message[1:]
+    def _take_subscription(self, message: zmq.Frame) -> None:
+        kind, topic, address = message.bytes[:1], message.bytes[1:], address_of(message)
+        if kind not in {b"\x00", b"\x01"}:
+            return
+        arrived = kind == b"\x01"
+        if address is not None and self._peers is not None:
+            self._peers.count(address, arrived=arrived)
         if topic == TOPIC_HELLO:
             self._subscribers += 1 if arrived else -1
             self._ever_subscribed = True
             if arrived:
                 self._next_hello_s = min(self._next_hello_s, self._last_hello_s + MIN_HELLO_GAP_S)
-        elif topic.startswith(REPLAY_PREFIX):
-            try:
+        elif topic.startswith(REPLAY_PREFIX) and arrived and address is not None:
+            with suppress(FrameError):
                 request = ReplayRequest.parse(topic)
-            except FrameError:
-                return
-            if not arrived:
-                self._replays = deque((r, seq) for r, seq in self._replays if r.topic != topic)
-            elif request.session == self._identity.session and len(self._replays) < MAX_OPEN_REPLAYS:
-                self._replays.append((request, request.first))
+                if request.session == self._identity.session:
+                    self._replays.add(address, request)
+        elif topic.startswith(REPLAY_PREFIX):
+            self._replays.cancel(address, topic)
 
     def _say_goodbye(self) -> None:
         """Repeat the hello, whose `next_seq` shows a lost tail, and stay until nobody asks for more."""
@@ -288,12 +284,3 @@ class Publisher:
                 quiet_since_s = time.monotonic()
             elif time.monotonic() - quiet_since_s > CLOSE_QUIET_S:
                 return
-
-
-def _bind_group_writable(socket: "zmq.Socket[bytes]", path: Path) -> None:
-
-    previous = os.umask(0o117)
-    try:
-        socket.bind(f"ipc://{path}")
-    finally:
-        os.umask(previous)

@@ -7,19 +7,27 @@ a snapshot is nothing but the array.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 Kind = Literal["counter", "gauge", "histogram"]
-MetricName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=128)]
-LabelName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=64)]
+# `\Z` and not `$`, which would let a line break through at the end. Names with two underscores are Prometheus's own.
+MetricName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*\Z", max_length=128)]
+LabelName = Annotated[str, Meta(pattern=r"^(?!__)[a-zA-Z_][a-zA-Z0-9_]*\Z", max_length=64)]
 LabelValue = Annotated[str, Meta(max_length=256)]
 
 MAX_SERIES = 20_000
-"""More series than this in one trainer is a mistake: it would make every snapshot larger than a frame may be."""
+"""More series than this in one trainer is a mistake."""
+MAX_CELLS = 100_000
+"""With their buckets. It keeps a snapshot far below the size that a frame may have (`shared.wire`)."""
+MAX_BUCKETS = 200
+RESERVED_LABELS = frozenset({"le", "rank", "run"})
+"""The sidecar puts these on a trainer's series itself."""
 
 
 class Family(msgspec.Struct, frozen=True, array_like=True):
@@ -27,9 +35,16 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
 
     name: MetricName
     kind: Kind
-    help: str
-    labels: tuple[LabelName, ...] = ()
-    buckets: tuple[float, ...] = ()
+    help: Annotated[str, Meta(max_length=1_000)]
+    labels: Annotated[tuple[LabelName, ...], Meta(max_length=16)] = ()
+    buckets: Annotated[tuple[float, ...], Meta(max_length=MAX_BUCKETS)] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError(f"{self.name}: labels {self.labels} hold a name twice")
+        # Also false for NaN. OpenMetrics has no sum for a histogram with bounds below 0.
+        if not all(low < high for low, high in pairwise((-math.ulp(0.0), *self.buckets, math.inf))):
+            raise ValueError(f"{self.name}: bucket bounds must be finite, at least 0, and rise")
 
     @property
     def cells_per_series(self) -> int:
@@ -59,6 +74,12 @@ class Schema(msgspec.Struct, frozen=True, array_like=True):
                 raise ValueError(f"{family.name}: {len(series.labels)} label values for {len(family.labels)} labels")
         if len({(s.family, s.labels) for s in self.series}) != len(self.series):
             raise ValueError("a series is declared twice")
+        if len({family.name for family in self.families}) != len(self.families):
+            raise ValueError("a family is declared twice")
+        if RESERVED_LABELS & {label for family in self.families for label in family.labels}:
+            raise ValueError(f"the labels {sorted(RESERVED_LABELS)} are put on by the sidecar")
+        if self.num_cells > MAX_CELLS:
+            raise ValueError(f"{self.num_cells} cells, at most {MAX_CELLS}")
 
     @property
     def num_cells(self) -> int:

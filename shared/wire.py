@@ -20,6 +20,8 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 MAX_TOPIC_BYTES = 200
 MAX_SEQ = 2**53
+MAX_POSITIONS = 1_024
+"""Block positions in a step record: each is a series."""
 
 TOPIC_HELLO = b"hello"
 TOPIC_SNAP = b"snap"
@@ -28,9 +30,13 @@ TOPIC_EVENT = b"event"
 LIVE_TOPICS = (TOPIC_HELLO, TOPIC_SNAP, TOPIC_STEP, TOPIC_EVENT)
 REPLAY_PREFIX = b"replay/"
 
-Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+# `\Z` and not `$`, which would let a line break through at the end.
+Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Seq = Annotated[int, Meta(ge=0, lt=MAX_SEQ)]
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+"""A whole number that float64 and JSON keep exactly."""
+Small = Annotated[int, Meta(ge=0, lt=2**31)]
 Scalar = str | int | float | bool | None
 
 
@@ -61,7 +67,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     version: int
     run_id: Identifier
     session: Identifier
-    pid: Annotated[int, Meta(ge=0)]
+    pid: Small
     start_time_s: float
     interval_s: float
     topology: Annotated[tuple[Device, ...], Meta(max_length=4096)]
@@ -70,8 +76,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     schema_digest: str
     first_seq: Seq
     next_seq: Seq
-    rank: Annotated[int, Meta(ge=0)] = 0
-    world_size: Annotated[int, Meta(ge=1)] = 1
+    rank: Small = 0
+    world_size: Small = 1
 
 
 class Snap(msgspec.Struct, frozen=True, array_like=True, tag="snap"):
@@ -90,15 +96,15 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     session: Identifier
     seq: Seq
     time_s: float
-    step: Annotated[int, Meta(ge=0)]
+    step: Count
     loss: float
-    accuracy_ratio: tuple[float, ...]
+    accuracy_ratio: Annotated[tuple[float, ...], Meta(max_length=MAX_POSITIONS)]
     accept_length_simulated: float
     learning_rate: float
     grad_norm: float
-    tokens_real: int
-    tokens_padding: int
-    sequence_lengths_tokens: tuple[int, ...]
+    tokens_real: Count
+    tokens_padding: Count
+    sequence_lengths_tokens: tuple[Count, ...]
     queue_wait_s: float
 
 
@@ -151,7 +157,10 @@ class ReplayRequest(msgspec.Struct, frozen=True):
             raise FrameError("bad_topic", str(error)) from error
         if not 0 <= first <= end < MAX_SEQ:
             raise FrameError("bad_topic", f"no such range: {first} to {end}")
-        return cls(session=session, first=first, end=end, nonce=nonce)
+        request = cls(session=session, first=first, end=end, nonce=nonce)
+        if request.topic != topic:  # `int` also reads " 1" and "1_0"; the answer would go to a topic nobody listens to
+            raise FrameError("bad_topic", "a range is two plain numbers")
+        return request
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -168,15 +177,39 @@ def encode(message: Hello | Record | ReplayChunk) -> bytes:
 
 def decode(body: bytes) -> Hello | Record | ReplayChunk:
     """Decode one message body; raises FrameError, and nothing else, on anything malformed."""
-    message = _decode(_MESSAGE_DECODER, body)
+    try:
+        message = _decode(_MESSAGE_DECODER, body)
+    except FrameError as error:
+        if error.reason == "invalid" and (version := _version(body)) not in {None, PROTOCOL_VERSION}:
+            raise _other_version(version) from error  # its hello may well look different
+        raise
     if isinstance(message, Hello) and message.version != PROTOCOL_VERSION:
-        raise FrameError("version", f"trainer speaks version {message.version}, this sidecar {PROTOCOL_VERSION}")
+        raise _other_version(message.version)
     return message
 
 
 def decode_record(body: bytes) -> Record:
     """Decode a snap, step or event body; raises FrameError, and nothing else, on anything malformed."""
     return _decode(_RECORD_DECODER, body)
+
+
+class _AnyHello(msgspec.Struct, array_like=True, tag="hello"):
+    version: int
+
+
+_VERSION_DECODER = msgspec.msgpack.Decoder(_AnyHello)
+
+
+def _version(body: bytes) -> int | None:
+    """The version of a hello of any version; None for anything else."""
+    try:
+        return _decode(_VERSION_DECODER, body).version
+    except FrameError:
+        return None
+
+
+def _other_version(version: int | None) -> FrameError:
+    return FrameError("version", f"trainer speaks version {version}, this sidecar {PROTOCOL_VERSION}")
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", body: bytes) -> T:

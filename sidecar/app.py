@@ -58,9 +58,24 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="check a file of metric definitions")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(command=_check)
+    backfill = commands.add_parser("backfill", help="compute definitions over the retained past")
+    backfill.add_argument("metrics", nargs="*", metavar="METRIC", help="names of definitions; all when none is given")
+    backfill.add_argument("--since", metavar="WHEN", help="90m, 7d, or 2026-01-31T12:00; default: all that is retained")
+    backfill.add_argument("--openmetrics", type=Path, metavar="FILE", required=True, help="file for promtool")
+    backfill.set_defaults(command=_backfill)
+    rules = commands.add_parser("rules", help="write definitions as a recording-rule file for Prometheus")
+    rules.add_argument("metrics", nargs="*", metavar="METRIC", help="names of definitions; all when none is given")
+    rules.add_argument("--interval", type=float, default=15.0, metavar="SECONDS", help="between evaluations [15]")
+    rules.set_defaults(command=_rules)
+    for sub in (backfill, rules):
+        sub.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="put on every series")
+        _add_definitions(sub)
+    keys = commands.add_parser("keys", help="make the keys for trainers on other machines")
+    keys.add_argument("directory", type=Path, metavar="DIR")
+    keys.set_defaults(command=_keys)
     push = commands.add_parser("push", help="upload the rows that wait in the spool, and return when W&B has them")
     push.set_defaults(command=_push)
-    for sub in (stop, status, push):
+    for sub in (stop, status, push, backfill, rules):
         _add_places(sub)
     return parser
 
@@ -74,10 +89,14 @@ def _with_settings(add: Callable[..., argparse.ArgumentParser], name: str, help_
         epilog="settings, for --set, --config and DFLASH_ variables (DFLASH_WANDB_MODE=off):\n" + _settings_table(),
     )
     _add_places(sub)
+    _add_definitions(sub)
+    return sub
+
+
+def _add_definitions(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--definitions", metavar="FILE", help="metric definitions; default STATE_DIR/metrics.toml, else those shipped"
     )
-    return sub
 
 
 def _add_places(sub: argparse.ArgumentParser) -> None:
@@ -149,6 +168,34 @@ def _check(arguments: argparse.Namespace) -> int:
     from sidecar.commands import check  # noqa: PLC0415 - see the module docstring
 
     print(check(arguments.file))
+    return 0
+
+
+def _backfill(arguments: argparse.Namespace) -> int:
+    from sidecar.commands import backfill  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    path = state_dir(config, os.environ)
+    print("\n".join(backfill(config, path, arguments.metrics, arguments.since, arguments.label, arguments.openmetrics)))
+    return 0
+
+
+def _rules(arguments: argparse.Namespace) -> int:
+    from sidecar.commands import rules  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    path = state_dir(config, os.environ)
+    print(rules(config, path, arguments.metrics, arguments.label, arguments.interval), end="")
+    return 0
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    from shared.curve import make_keys  # noqa: PLC0415 - see the module docstring
+
+    trainer, sidecar = make_keys(arguments.directory)
+    print(f"made {trainer} and {sidecar}; each holds a secret: copy them only over ssh or the like")
+    print(f"trainers: --set telemetry.endpoint=tcp://HOST:PORT --set telemetry.keys={trainer}")
+    print(f"sidecar:  --set 'remote.endpoints=[\"tcp://HOST:PORT\"]' --set remote.keys={sidecar}")
     return 0
 
 

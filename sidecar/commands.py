@@ -1,23 +1,30 @@
-"""What the commands `run`, `check` and `push` do."""
+"""What the commands `run`, `check`, `backfill`, `rules` and `push` do."""
 
 import logging
 import os
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared.endpoint import runtime_dir
 from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
 from sidecar.definitions import load
+from sidecar.live_definitions import definitions_file
 from sidecar.outlet import SPOOL_NAME, wandb_settings
+from sidecar.past import chosen, export, parse_labels, parse_since
 from sidecar.publication import CATALOGUE
+from sidecar.rules import recording_rules
 from sidecar.sinks.wandb_push import push as upload
-from sidecar.state_dir import StateDir
+from sidecar.state_dir import StateDir, keep_files_private
+from sidecar.station import JOURNAL_NAME
 
 
 def run(config: SidecarConfig, path: Path) -> int:
     """Run a sidecar in the foreground until it is told to stop."""
     _log_to_stderr()
+    keep_files_private()
     state = StateDir(path)
     try:
         daemon = Daemon(config, state, runtime_dir(os.environ), os.environ)
@@ -37,14 +44,38 @@ def check(file: Path) -> str:
     return f"{file}: {len(accepted.definitions)} metrics, {num_wandb} of them for W&B, digest {accepted.digest}: good"
 
 
+def backfill(
+    config: SidecarConfig,
+    path: Path,
+    metrics: Sequence[str],
+    since: str | None,
+    labels: Sequence[str],
+    file: Path,
+) -> list[str]:
+    """Compute definitions over the past into an OpenMetrics file; returns lines that say what is in it."""
+    definitions = chosen(load(_definitions_file(config, path), CATALOGUE), metrics)
+    return export(path / JOURNAL_NAME, definitions, parse_since(since, time.time()), parse_labels(labels), file)
+
+
+def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Sequence[str], interval_s: float) -> str:
+    """Definitions as the text of a recording-rule file."""
+    definitions = chosen(load(_definitions_file(config, path), CATALOGUE), metrics)
+    return recording_rules(definitions, interval_s, parse_labels(labels))
+
+
 def push(config: SidecarConfig, path: Path) -> int:
     """Upload what waits in the spool; no sidecar may be using it."""
     _log_to_stderr()
+    keep_files_private()
     state = StateDir(path)
     try:
         return upload(path / SPOOL_NAME, wandb_settings(config.wandb), os.environ, print)
     finally:
         state.close()
+
+
+def _definitions_file(config: SidecarConfig, path: Path) -> Path:
+    return definitions_file(Path(config.definitions) if config.definitions else None, path)
 
 
 def _log_to_stderr() -> None:

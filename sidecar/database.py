@@ -60,6 +60,27 @@ def open_database(
         raise DatabaseError(f"{path}: {error.strerror}; give another --state-dir") from error
 
 
+def open_read_only(path: Path, version: int) -> sqlite3.Connection:
+    """Look into a file that another process may be writing, usable from any thread that holds its lock.
+
+    Raises:
+        DatabaseError: it is not there, cannot be read, or has another version.
+    """
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
+        found = _version(connection, path, newest=version)
+    except sqlite3.Error as error:
+        raise DatabaseError(
+            f"{path}: {error}; is this the state directory of a sidecar? say so with --state-dir"
+        ) from error
+    if found < version:
+        raise DatabaseError(
+            f"{path} has version {found}, not {version}: start the sidecar once, it brings it up to date"
+        )
+    return connection
+
+
 def open_in_memory(schema: str) -> sqlite3.Connection:
     """The same tables in memory, usable from any thread that holds its lock."""
     connection = sqlite3.connect(":memory:", check_same_thread=False)
@@ -74,7 +95,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def is_corruption(error: sqlite3.Error) -> bool:
+def is_corruption(error: sqlite3.Error | DatabaseError) -> bool:
     """Whether the file is damaged, rather than the disk full or the file busy."""
     return isinstance(error, DamageError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _CORRUPT
 
@@ -99,8 +120,9 @@ def _open(path: Path, schema: str, version: int, migrations: Mapping[int, str]) 
             connection.executescript(f"BEGIN; {steps}; PRAGMA user_version = {version}; COMMIT;")
             _log.info("%s brought from version %d to %d", path, found, version)
         # Reads one page of every table: a torn file shows here rather than an hour later.
-        for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
-            connection.execute(f'SELECT * FROM "{table}" ORDER BY rowid DESC LIMIT 1').fetchone()  # noqa: S608 - own name
+        for table, sql in connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall():
+            order = "" if sql.rstrip().endswith("WITHOUT ROWID") else "ORDER BY rowid DESC"
+            connection.execute(f'SELECT * FROM "{table}" {order} LIMIT 1').fetchone()  # noqa: S608 - own name
     except (DatabaseError, sqlite3.Error):
         connection.close()
         raise

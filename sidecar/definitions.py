@@ -106,7 +106,7 @@ class DefinitionSet(msgspec.Struct, frozen=True, kw_only=True):
             if definition.at != at:
                 continue
             try:
-                vector = _vector(definition.node, store, time_s)
+                vector = values_of(definition, store, time_s)
                 if vector:
                     points = tuple((definition.name, labels, value) for labels, value in vector)
                     families.append(ExportedFamily(definition.name, definition.kind, definition.help, points))
@@ -116,8 +116,9 @@ class DefinitionSet(msgspec.Struct, frozen=True, kw_only=True):
         return Outcome(families=tuple(families), wandb=wandb, failures=tuple(failures))
 
 
-def _vector(node: Node, store: Store, time_s: float) -> Vector:
-    value = evaluate(node, store, time_s)
+def values_of(definition: Definition, store: Store, time_s: float) -> Vector:
+    """What a definition gives at a time in Unix seconds, under its own labels; raises PromqlError."""
+    value = evaluate(definition.node, store, time_s)
     return [((), value)] if isinstance(value, float) else distinct([(without_name(ls), v) for ls, v in value])
 
 

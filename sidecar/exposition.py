@@ -8,7 +8,7 @@ from sidecar.samples import ExportedFamily, Labels, labels_of
 from sidecar.session_feed import SessionFeed
 from sidecar.stored import StoredSession
 
-LOSS_REASONS = ("ring_overrun", "trainer_gone", "damaged")
+LOSS_REASONS = ("ring_overrun", "trainer_gone", "unreadable", "damaged")
 RELOAD_OUTCOMES = ("success", "failure")
 
 LIVENESS_FAMILIES = (
@@ -31,7 +31,7 @@ SIDECAR_FAMILIES = (
     Family("dflash_records_replayed_total", "counter", "Records that came by replay."),
     Family("dflash_records_lost_total", "counter", "Records that nobody can bring back, by reason.", ("reason",)),
     Family("dflash_frames_rejected_total", "counter", "Frames that could not be used, by reason.", ("reason",)),
-    Family("dflash_sink_lag_records", "gauge", "Rows that wait to be delivered.", ("sink",)),
+    Family("dflash_sink_lag_records", "gauge", "Rows that the sink was not yet seen to have.", ("sink",)),
     Family("dflash_sink_dropped_total", "counter", "What a sink had to leave out.", ("sink",)),
     Family("dflash_definitions_info", "gauge", "Always 1; says which definitions are live.", ("digest",)),
     Family("dflash_definition_success", "gauge", "Whether a definition could be evaluated.", ("metric",)),
@@ -83,13 +83,25 @@ def counted(counts: Mapping[tuple[str, str], int] | None) -> list[Value]:
 
 
 def merged(families: Iterable[ExportedFamily]) -> tuple[ExportedFamily, ...]:
-    """One family per name, with the points of all that bear it."""
-    points: dict[str, list[tuple[str, Labels, float]]] = {}
+    """One family per name, with the points of all that bear it.
+
+    The first says of what kind it is and has each point that it has: one trainer that gives a name another meaning
+    must not take it from the rest.
+    """
+    points: dict[str, dict[tuple[str, Labels], float]] = {}
     first: dict[str, ExportedFamily] = {}
     for family in families:
-        first.setdefault(family.name, family)
-        points.setdefault(family.name, []).extend(family.points)
+        if first.setdefault(family.name, family).kind != family.kind:
+            continue
+        known = points.setdefault(family.name, {})
+        for name, labels, value in family.points:
+            known.setdefault((name, labels), value)
     return tuple(
-        ExportedFamily(name=name, kind=family.kind, help=family.help, points=tuple(points[name]))
+        ExportedFamily(
+            name=name,
+            kind=family.kind,
+            help=family.help,
+            points=tuple((*key, value) for key, value in points[name].items()),
+        )
         for name, family in first.items()
     )

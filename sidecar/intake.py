@@ -11,32 +11,21 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from shared.endpoint import live_owner_pid
-from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record
-from sidecar.frames import check_hello, check_record, decode_frame, topic_of
+from shared.remote import is_remote
+from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record, encode
+from sidecar.early_records import EarlyRecords
+from sidecar.frames import check_continues, check_hello, check_record, decode_frame, is_same_trainer, scrub
 from sidecar.journal import Journal
 from sidecar.samples import Labels, labels_of
-from sidecar.sessions import SessionTrack
-from sidecar.stored import Batch, LostRange
+from sidecar.sessions import SessionTrack, Subscription, joined
+from sidecar.stored import Batch, LostRange, StoredSession
 
 COMMIT_INTERVAL_S = 0.1
 COMMIT_RECORDS = 500
 CHECK_INTERVAL_S = 1.0
-GOODBYE_QUIET_S = 0.5
-GOODBYE_PATIENCE_S = 2.0
-MAX_EARLY_RECORDS = 100
-MAX_EARLY_BYTES = 64 * 1024
 _log = logging.getLogger(__name__)
-
-
-class Subscription(NamedTuple):
-    """One change to what an endpoint's socket subscribes to."""
-
-    endpoint: str
-    topic: bytes
-    wanted: bool
 
 
 class Intake:
@@ -64,7 +53,7 @@ class Intake:
         self._wall_s = wall_s
         self._owner_pid = owner_pid
         self._tracks: dict[str, SessionTrack] = {}
-        self._early: dict[str, list[list[bytes]]] = {}
+        self._early = EarlyRecords()
         self._greeted: set[str] = set()
         self._subscriptions: list[Subscription] = []
         self._batch = Batch()
@@ -82,10 +71,7 @@ class Intake:
         try:
             self._take(endpoint, parts, now_s)
         except FrameError as error:
-            self._count("rejected", error.reason)
-            if (endpoint, error.reason) not in self._complained:
-                self._complained.add((endpoint, error.reason))
-                _log.warning("rejected a frame from %s: %s (further ones are only counted)", endpoint, error)
+            self._reject(endpoint, error)
 
     def turn(self, now_s: float) -> list[Subscription]:
         """Commit when due, look after gaps and ended sessions, and return the subscriptions to change."""
@@ -120,7 +106,8 @@ class Intake:
             if stored.ended_s is None:
                 held = self._journal.held_seqs(stored.number, stored.next_seq)
                 last_s = self._journal.last_time_s(stored.number) or stored.hello.start_time_s
-                silence_s = max(self._wall_s() - last_s, 0.0)
+                # A trainer elsewhere cannot be looked at: it has its time from when it could be heard.
+                silence_s = 0.0 if is_remote(stored.endpoint) else max(self._wall_s() - last_s, 0.0)
                 self._tracks[stored.name] = SessionTrack(stored, held, now_s - silence_s)
 
     def _take(self, endpoint: str, parts: list[bytes], now_s: float) -> None:
@@ -128,15 +115,15 @@ class Intake:
         if isinstance(message, ReplayChunk):
             self._take_chunk(endpoint, parts[0], message, now_s)
         elif isinstance(message, Hello):
-            self._take_hello(endpoint, message, parts[1], now_s)
+            self._take_hello(endpoint, *scrub(message, parts[1]), now_s)
         else:
             self._take_record(endpoint, message, parts[1], now_s)
 
     def _take_hello(self, endpoint: str, hello: Hello, body: bytes, now_s: float) -> None:
         check_hello(hello)
         track = self._tracks.get(hello.session)
-        if track is not None and track.hello.schema_digest != hello.schema_digest:
-            raise FrameError("schema_changed", f"session {hello.session} changed its schema")
+        if track is not None:
+            check_continues(track.hello, hello)
         if track is None or track.endpoint != endpoint:
             track = self._accept(endpoint, hello, body, now_s)
         track.heard_s = now_s
@@ -147,7 +134,7 @@ class Intake:
                 "trainer connected: run %s, session %s, pid %d, %d earlier records to fetch",
                 *(hello.run_id, hello.session, hello.pid, max(hello.next_seq - track.next_seq, 0)),
             )
-        for parts in self._early.pop(endpoint, []):
+        for parts in self._early.release(endpoint):
             self.take(endpoint, parts, now_s)
         if hello.first_seq > track.next_seq:
             self._give_up(track, hello.first_seq, "ring_overrun", now_s)
@@ -159,54 +146,67 @@ class Intake:
         if track.request is None or topic != track.request.topic:
             return  # the rest of an answer that was given up; it will be, or was, asked for again
         track.hear_answer(now_s)
-        for body in chunk.bodies:
-            record = decode_record(body)
-            if record.session != chunk.session:
-                raise FrameError("session_conflict", f"a record of {record.session} in a replay of {chunk.session}")
-            if self._take_record(endpoint, record, body, now_s):
-                self._count("replayed", "")
+        unreadable = []
+        for seq, body in enumerate(chunk.bodies, chunk.first_seq):
+            try:
+                self._take_replayed(endpoint, chunk.session, body, now_s)
+            except FrameError as error:
+                self._reject(endpoint, error)
+                # Asking again brings the same bytes again, and what came after it would wait for ever.
+                if seq == track.next_seq < track.request.end and track.accept(seq):
+                    unreadable.append((seq, seq + 1))
         if chunk.done:
             self._close_request(track, now_s)
+        self._lose(track, joined(unreadable), "unreadable", now_s)
+
+    def _take_replayed(self, endpoint: str, session: str, body: bytes, now_s: float) -> None:
+        record = decode_record(body)
+        if record.session != session:
+            raise FrameError("session_conflict", f"a record of {record.session} in a replay of {session}")
+        if self._take_record(endpoint, record, body, now_s):
+            self._count("replayed", "")
 
     def _take_record(self, endpoint: str, record: Record, body: bytes, now_s: float) -> bool:
         """Keep a record unless it is already here; True when it is new."""
         track = self._tracks.get(record.session)
         if track is None:
-            self._keep_early(endpoint, record, body)
+            self._early.keep(endpoint, record, body)
             return False
         if track.endpoint != endpoint:
             raise FrameError("session_conflict", f"session {record.session} lives at {track.endpoint}")
-        check_record(track.hello, record)
+        check_record(record, track.num_cells)
         track.heard_s = now_s
         if not track.accept(record.seq):
             return False
         self._batch.records.append((track.number, record, body))
         self._count("received", "")
         if isinstance(record, Event) and record.kind == "goodbye":
-            exit_code = record.detail.get("exit_code")
-            track.has_said_goodbye = True
-            track.exit_code = exit_code if isinstance(exit_code, int) else None
+            track.say_goodbye(record.detail.get("exit_code"))
         return True
-
-    def _keep_early(self, endpoint: str, record: Record, body: bytes) -> None:
-        """Records may overtake the hello that explains them, but not many, and it comes within a moment."""
-        early = self._early.setdefault(endpoint, [])
-        if len(early) >= MAX_EARLY_RECORDS or len(body) > MAX_EARLY_BYTES:
-            raise FrameError("no_hello", f"session {record.session} has not said hello")
-        early.append([topic_of(record), body])
 
     def _accept(self, endpoint: str, hello: Hello, body: bytes, now_s: float) -> SessionTrack:
         """Begin a session. Those before it that are dead end now, so that series of both never meet."""
         for other in list(self._tracks.values()):
-            alive = other.endpoint != endpoint and self._owner_pid(Path(other.endpoint)) is not None
-            if alive and other.name == hello.session:
-                raise FrameError("session_conflict", f"session {hello.session} already lives at {other.endpoint}")
+            alive = other.endpoint != endpoint and other.is_there(now_s, self._owner_pid)
+            if alive and is_same_trainer(other.hello, hello):
+                raise FrameError("session_conflict", f"{other.name} of run {hello.run_id} lives at {other.endpoint}")
             if not alive and other.name != hello.session:
-                self._end(other, now_s)
+                self._end(other, now_s, may_return=other.is_remote and other.endpoint != endpoint)
+        for earlier in self._journal.sessions():
+            if earlier.name == hello.session:
+                check_continues(earlier.hello, hello)
+            elif earlier.endpoint == endpoint and earlier.ended_s is not None and earlier.next_seq < earlier.end_seq:
+                self._settle(earlier, now_s)
         stored = self._journal.open_session(hello, body, endpoint, self._labels(hello))
         track = SessionTrack(stored, self._journal.held_seqs(stored.number, stored.next_seq), now_s)
         self._tracks[hello.session] = track
         return track
+
+    def _settle(self, earlier: StoredSession, now_s: float) -> None:
+        """Give up what an ended session might still have brought: another one has taken its place."""
+        hello = earlier.hello
+        again = self._journal.open_session(hello, encode(hello), earlier.endpoint, earlier.labels)
+        self._end(SessionTrack(again, self._journal.held_seqs(again.number, again.next_seq), now_s), now_s)
 
     def _labels(self, hello: Hello) -> Labels:
         """Labels that keep this session apart from those that live beside it: none as long as it is alone."""
@@ -223,7 +223,12 @@ class Intake:
             self._subscriptions.append(Subscription(track.endpoint, TOPIC_HELLO, wanted=True))
 
     def _give_up(self, track: SessionTrack, before_seq: int, reason: str, now_s: float) -> None:
-        runs = track.give_up_before(before_seq)
+        self._lose(track, track.give_up_before(before_seq), reason, now_s)
+
+    def _lose(self, track: SessionTrack, runs: list[tuple[int, int]], reason: str, now_s: float) -> None:
+        """Count and report runs of records as lost, together with the position behind them."""
+        if not runs:
+            return
         for first, end in runs:
             self._batch.lost.append(LostRange(track.name, first, end, reason))
             self._count("lost", reason, end - first)
@@ -238,28 +243,28 @@ class Intake:
 
     def _end_silent_sessions(self, now_s: float) -> None:
         for track in list(self._tracks.values()):
-            silence_s = now_s - track.heard_s
-            if track.has_said_goodbye and track.is_complete:
-                ended = silence_s >= GOODBYE_QUIET_S
-            else:
-                limit_s = GOODBYE_PATIENCE_S if track.has_said_goodbye else track.silence_limit_s
-                ended = silence_s >= limit_s and self._owner_pid(Path(track.endpoint)) is None
-            if ended:
-                self._end(track, now_s)
+            if track.has_ended(now_s, self._owner_pid):
+                self._end(track, now_s, may_return=track.is_remote and not track.has_said_goodbye)
 
-    def _end(self, track: SessionTrack, now_s: float) -> None:
+    def _end(self, track: SessionTrack, now_s: float, *, may_return: bool = False) -> None:
+        """End a session. What one that may return still owes is not lost: its next hello reopens it."""
         if track.request is not None:
             self._subscriptions.append(Subscription(track.endpoint, track.request.topic, wanted=False))
-        if not track.is_complete:
+        if not track.is_complete and not may_return:
             self._give_up(track, track.end_seq, "trainer_gone", now_s)
         self._batch.positions[track.number] = (track.next_seq, track.end_seq)
         self._batch.ended.append((self._wall_s(), track.exit_code, track.number))
         self._tracks.pop(track.name, None)
         self.commit(now_s)
         how = f"exit code {track.exit_code}" if track.has_said_goodbye else "without a goodbye"
-        _log.info(
-            "trainer left: run %s, session %s, pid %d, %s", *(track.hello.run_id, track.name, track.hello.pid, how)
-        )
+        who = (track.hello.run_id, track.name, track.hello.pid)
+        _log.info("trainer left: run %s, session %s, pid %d, %s", *who, how)
+
+    def _reject(self, endpoint: str, error: FrameError) -> None:
+        self._count("rejected", error.reason)
+        if (endpoint, error.reason) not in self._complained:
+            self._complained.add((endpoint, error.reason))
+            _log.warning("rejected a frame from %s: %s (further ones are only counted)", endpoint, error)
 
     def _count(self, name: str, label: str, amount: int = 1) -> None:
         key = (name, label)

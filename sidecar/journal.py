@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from shared.wire import Event, FrameError, Hello, Record, Snap, Step, decode_record
-from sidecar.database import DamageError, connect, open_database, open_in_memory
+from sidecar.database import DamageError, connect, open_database, open_in_memory, open_read_only
 from sidecar.journal_schema import (
     COUNT,
     MAX_SEQ,
@@ -58,18 +58,23 @@ class Journal:
         path: the file; None keeps everything in memory.
         counts: what a journal in memory goes on showing as the counts of the file; it counts nothing itself, so that
             none of them falls when the file takes over again. None when they are not known.
+        read_only: look into the file of another process; damaged records are left out.
 
     Raises:
         DatabaseError: the file was written by a newer version, or cannot be opened.
     """
 
-    def __init__(self, path: Path | None, counts: Counts | None = None) -> None:
+    def __init__(self, path: Path | None, counts: Counts | None = None, *, read_only: bool = False) -> None:
         self.is_on_disk = path is not None
+        self._is_read_only = read_only
         self._file_counts = counts
         self._write_lock = threading.RLock()
         if path is None:
             # One connection for both: a second one would wait for the first one's table locks.
             self._writer = self._reader = open_in_memory(SCHEMA)
+            self._read_lock = self._write_lock
+        elif read_only:
+            self._writer = self._reader = open_read_only(path, SCHEMA_VERSION)
             self._read_lock = self._write_lock
         else:
             self._writer = open_database(path, SCHEMA, SCHEMA_VERSION, MIGRATIONS)
@@ -108,6 +113,11 @@ class Journal:
         """Note that the pipeline has finished with an ended session."""
         with self._write_lock, self._writer as connection:
             connection.execute("UPDATE sessions SET consumed = 1 WHERE id = ? AND ended_s IS NOT NULL", (number,))
+
+    def reopen_sessions(self) -> None:
+        """Have the pipeline go through every session again, because what it made of them is lost."""
+        with self._write_lock, self._writer as connection:
+            connection.execute("UPDATE sessions SET consumed = 0")
 
     def sessions(self) -> list[StoredSession]:
         """Every session in order of acceptance."""
@@ -252,6 +262,8 @@ class Journal:
                 return decode_record(body)
         except FrameError as error:
             _log.debug("a record does not decode: %s", error)
+        if self._is_read_only:
+            return None
         seq = seq_of(key)
         _log.error("lost record %d of session %s: it is damaged in the journal", seq, session.name)
         with self._write_lock, self._writer as connection:

@@ -18,6 +18,14 @@ LAST_GOOD_NAME = "metrics.last-good.toml"
 _log = logging.getLogger(__name__)
 
 
+def definitions_file(chosen: Path | None, state_dir: Path) -> Path:
+    """The file that should be live."""
+    if chosen is not None:
+        return chosen
+    own = state_dir / OWN_NAME
+    return own if own.exists() else SHIPPED_FILE
+
+
 class LiveDefinitions:
     """The live set and its file.
 
@@ -35,7 +43,7 @@ class LiveDefinitions:
         self, chosen: Path | None, state_dir: Path, catalogue: Mapping[str, Kind], count: Callable[[str], None]
     ) -> None:
         self._chosen = chosen
-        self._own = state_dir / OWN_NAME
+        self._state_dir = state_dir
         self._last_good = state_dir / LAST_GOOD_NAME
         self._catalogue = catalogue
         self._count = count
@@ -47,9 +55,7 @@ class LiveDefinitions:
     @property
     def file(self) -> Path:
         """The file that should be live."""
-        if self._chosen is not None:
-            return self._chosen
-        return self._own if self._own.exists() else SHIPPED_FILE
+        return definitions_file(self._chosen, self._state_dir)
 
     def reload(self) -> str | None:
         """Swap the set for what is in the file now; when it is refused, keep the set and return the problems."""

@@ -7,16 +7,17 @@ which is still to come wait for it, because the store forgets by its newest samp
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
+from shared.remote import is_remote
 from sidecar.collectors.reading import Reading, families_of
-from sidecar.journal import Journal
+from sidecar.journal import READ_BATCH, Journal
 from sidecar.row_feed import RowFeed
 from sidecar.samples import Labels, Sample, samples_of
 from sidecar.session_feed import SessionFeed
 from sidecar.store import SeriesKey, Store
 from sidecar.stored import StoredSession
 
-SLICE_RECORDS = 100
 MAX_HOLD_S = 60.0
 """How long samples of collectors wait at most for records that are being replayed."""
 DOWN_SHOWN_S = 300.0
@@ -46,7 +47,7 @@ class Pipeline:
         self.gone: StoredSession | None = None
         """The trainer that left last, while it is to be shown as down."""
         self.trainers: Mapping[int, Labels] = {}
-        """Process id to labels of each live trainer; replaced as a whole, so any thread may read it."""
+        """Process id to labels of each live trainer of this machine; replaced as a whole, so any thread may read it."""
         self.is_caught_up = False
         self._rows: dict[int, RowFeed] = {}
         self._waiting: list[Sample] = []
@@ -57,12 +58,13 @@ class Pipeline:
         """Begin, or begin again with another window: what lies in it is read at the next turns."""
         start_s = self._wall_s() - window_s
         self.store = Store(window_s)
-        self._waiting = list(self._journal.samples_between(start_s, float("inf")))
+        # What lies in the future was stamped before the clock was set back.
+        self._waiting = list(self._journal.samples_between(start_s, self._wall_s() + MAX_HOLD_S))
         self.feeds.clear()
         self._rows.clear()
         for stored in self._journal.sessions():
             self._begin(stored, start_s)
-            if stored.ended_s is not None and stored.ended_s > self._wall_s() - DOWN_SHOWN_S:
+            if self._ended_lately(stored):
                 self.gone = stored
         self.is_caught_up = False
 
@@ -74,14 +76,15 @@ class Pipeline:
             if number not in self.feeds:
                 self._begin(stored, self._wall_s() - self.store.window_s)
             self.feeds[number].stored = stored
-        self.trainers = {s.hello.pid: s.labels for s in known.values() if s.ended_s is None}
+        live = [stored for stored in known.values() if stored.ended_s is None]
+        self.trainers = {stored.hello.pid: stored.labels for stored in live if not is_remote(stored.endpoint)}
         for feed in list(self.feeds.values()):
             self._advance(feed, deadline_s)
         behind = [f for f in self.feeds.values() if f.next_seq < f.stored.next_seq]
         self.is_caught_up = not behind
         repairing = any(f.is_incomplete for f in self.feeds.values())
         self._release(self._wall_s() - MAX_HOLD_S if behind or repairing else float("inf"))
-        if self.gone is not None and (self.gone.ended_s or 0.0) < self._wall_s() - DOWN_SHOWN_S:
+        if self.gone is not None and not self._ended_lately(self.gone):
             self.gone = None
 
     def shows(self, endpoints: set[str]) -> bool:
@@ -91,8 +94,10 @@ class Pipeline:
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
         """Keep the samples of new readings, in the journal too."""
+        now_s = self._wall_s()
         for reading in readings:
-            if reading.time_s > self._read_s.get(reading.collector, 0.0):
+            last_s = self._read_s.get(reading.collector, 0.0)
+            if reading.time_s > last_s or reading.time_s <= now_s < last_s:  # the latter after the clock was set back
                 self._read_s[reading.collector] = reading.time_s
                 samples = samples_of(families_of([reading]), reading.time_s)
                 self._journal.append_samples(samples)
@@ -105,6 +110,9 @@ class Pipeline:
         self.store.mark_stale(self._shown.get(source, set()) - keys, time_s)
         self._shown[source] = keys
 
+    def _ended_lately(self, stored: StoredSession) -> bool:
+        return stored.ended_s is not None and abs(self._wall_s() - stored.ended_s) < DOWN_SHOWN_S
+
     def _begin(self, stored: StoredSession, start_s: float) -> None:
         first_seq = self._journal.first_seq_since(stored, start_s)
         if not stored.consumed and (rows := self._row_feed(stored)) is not None:
@@ -116,11 +124,12 @@ class Pipeline:
     def _advance(self, feed: SessionFeed, deadline_s: float) -> None:
         stored = feed.stored
         while feed.next_seq < stored.next_seq and time.monotonic() < deadline_s:
-            end_seq = min(feed.next_seq + SLICE_RECORDS, stored.next_seq)
-            for record in self._journal.records(stored, feed.next_seq, end_seq):
+            records = list(islice(self._journal.records(stored, feed.next_seq, stored.next_seq), READ_BATCH))
+            for record in records:
                 self._release(record.time_s)
                 self.store.append_many(feed.take(record))
-            feed.next_seq = end_seq
+            if len(records) < READ_BATCH:
+                feed.next_seq = stored.next_seq  # at once over what was lost, however much it is
             self._make_rows(feed)
         self._make_rows(feed)
         if stored.ended_s is not None and feed.next_seq >= stored.next_seq:

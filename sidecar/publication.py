@@ -90,7 +90,7 @@ class Publication:
         shown = (*liveness(feeds, self._pipeline.gone), *own)
         self._pipeline.add_samples("sidecar", samples_of(shown, now_s), now_s)
         raw = (family for feed in feeds for family in feed.families())
-        families = merged((*raw, *shown, *families_of(readings), *(f for outcome in derived for f in outcome.families)))
+        families = merged((*shown, *families_of(readings), *raw, *(f for outcome in derived for f in outcome.families)))
         sink.publish(Result(time_s=now_s, families=families))
         self.document = StatusDocument(
             trainers=tuple(trainer_status(feed, now_s) for feed in feeds),
@@ -138,6 +138,7 @@ class Publication:
             ("dflash_journal_up", (), float(self._journal.is_on_disk)),
             ("dflash_sink_lag_records", labels_of(sink="wandb"), float(wandb.lag)),
             ("dflash_sink_dropped_total", labels_of(sink="prometheus"), float(sink.num_dropped)),
+            ("dflash_sink_dropped_total", labels_of(sink="wandb"), float(self._outlet.num_dropped)),
         ]
 
     def _definition_status(self, derived: Sequence[Outcome]) -> DefinitionStatus:

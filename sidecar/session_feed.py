@@ -28,7 +28,8 @@ class SessionFeed:
         self.next_seq = first_seq
         self.series = TrainerSeries(stored.hello.schema, stored.labels)
         self.keys: set[tuple[str, Labels]] = set()
-        self.last_time_s = journal.last_time_s(stored.number) or stored.hello.start_time_s
+        self._last_seq = stored.next_seq - 1
+        self.last_time_s = journal.time_before_s(stored.number, stored.next_seq) or stored.hello.start_time_s
         self.newest_step: Step | None = None
         self._newest: dict[type[Record], list[Sample]] = {}
         self._newest_seq: dict[type[Record], int] = {}
@@ -64,11 +65,12 @@ class SessionFeed:
         self.keys.update((sample.name, sample.labels) for sample in samples)
         self._remember(record, samples)
         if isinstance(record, Step):
+            if self._times_of_steps and record.time_s < self._times_of_steps[-1][0]:
+                self._times_of_steps.clear()  # the clock was set back
             self._times_of_steps.append((record.time_s, record.step))
         elif isinstance(record, Snap):
             # An evaluation stays true until the next one, as it would in a Prometheus that scrapes it every interval.
-            evaluation = self._newest.get(Event, ())
-            samples += [sample._replace(time_s=record.time_s) for sample in evaluation if sample.time_s < record.time_s]
+            samples += [sample._replace(time_s=record.time_s) for sample in self._newest.get(Event, ())]
         return samples
 
     def families(self) -> list[ExportedFamily]:
@@ -81,6 +83,7 @@ class SessionFeed:
             return
         self._newest[kind] = list(samples)
         self._newest_seq[kind] = record.seq
-        self.last_time_s = max(self.last_time_s, record.time_s)
+        if record.seq > self._last_seq:
+            self._last_seq, self.last_time_s = record.seq, record.time_s
         if isinstance(record, Step):
             self.newest_step = record

@@ -5,17 +5,31 @@ or given up. Above it lie islands of held records, and the first gap between the
 at a time, again after a timeout, with a growing pause while nothing comes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
 
-from shared.wire import Hello, ReplayRequest
+from shared.remote import is_remote
+from shared.wire import Hello, ReplayRequest, Scalar
 from sidecar.stored import StoredSession
 
 WINDOW_RECORDS = 5_000
 ANSWER_TIMEOUT_S = 2.0
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
+MAX_EXIT_CODE = 2**31
 MIN_SILENCE_S = 10.0
 SILENT_INTERVALS = 5
+GOODBYE_QUIET_S = 0.5
+GOODBYE_PATIENCE_S = 2.0
+
+
+class Subscription(NamedTuple):
+    """One change to what an endpoint's socket subscribes to."""
+
+    endpoint: str
+    topic: bytes
+    wanted: bool
 
 
 class SessionTrack:
@@ -30,6 +44,7 @@ class SessionTrack:
     def __init__(self, stored: StoredSession, held: Iterable[int], now_s: float) -> None:
         self.number = stored.number
         self.hello: Hello = stored.hello
+        self.num_cells = stored.hello.schema.num_cells
         self.endpoint = stored.endpoint
         self.next_seq = stored.next_seq
         self._held = set(held)
@@ -66,6 +81,25 @@ class SessionTrack:
         """How long a live trainer may be silent before its endpoint is looked at."""
         return max(MIN_SILENCE_S, SILENT_INTERVALS * self.hello.interval_s)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the trainer is elsewhere, so that nobody can look whether it lives."""
+        return is_remote(self.endpoint)
+
+    def is_there(self, now_s: float, owner_pid: Callable[[Path], int | None]) -> bool:
+        """Whether the trainer lives: somebody listens on its socket, or it was heard lately if it is elsewhere."""
+        if self.is_remote:
+            return now_s - self.heard_s < self.silence_limit_s
+        return owner_pid(Path(self.endpoint)) is not None
+
+    def has_ended(self, now_s: float, owner_pid: Callable[[Path], int | None]) -> bool:
+        """Whether the session is over: after a goodbye when all is here, else after silence when nobody is there."""
+        silence_s = now_s - self.heard_s
+        if self.has_said_goodbye and self.is_complete:
+            return silence_s >= GOODBYE_QUIET_S
+        limit_s = GOODBYE_PATIENCE_S if self.has_said_goodbye else self.silence_limit_s
+        return silence_s >= limit_s and not self.is_there(now_s, owner_pid)
+
     def expect(self, end_seq: int) -> None:
         """Note that records up to before `end_seq` exist."""
         self.end_seq = max(self.end_seq, end_seq)
@@ -78,6 +112,12 @@ class SessionTrack:
         self.expect(seq + 1)
         self._advance()
         return True
+
+    def say_goodbye(self, exit_code: Scalar) -> None:
+        """Note that the trainer said goodbye, and the exit code if it is one."""
+        self.has_said_goodbye = True
+        # SQLite has room for 64 bits, a frame may hold more.
+        self.exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < MAX_EXIT_CODE else None
 
     def give_up_before(self, seq: int) -> list[tuple[int, int]]:
         """Stop waiting for what is missing below `seq`, and return those runs as [first, end)."""
@@ -125,3 +165,14 @@ class SessionTrack:
         while self.next_seq in self._held:
             self._held.remove(self.next_seq)
             self.next_seq += 1
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rising runs [first, end), with those that touch made one."""
+    result: list[tuple[int, int]] = []
+    for first, end in runs:
+        if result and result[-1][1] == first:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((first, end))
+    return result

@@ -1,5 +1,6 @@
 """Recent samples in memory, one compact series per name and label set, for the metric engine to read.
 
+Samples of a series come in order of time, but for a clock that is set back: then what it said before is forgotten.
 Times are kept as whole microseconds: differences of Unix times in float64 are only good to 1e-7 s, which is visible in
 a rate. A series that ends is marked stale at a time instead of by a special NaN among its values, so that range
 functions never need to filter. Counter resets are noted as they arrive (time, value lost), which makes `rate` over any
@@ -24,6 +25,10 @@ MICROSECONDS_PER_S = 1_000_000
 
 SeriesKey = tuple[str, Labels]
 MatchOperator = Literal["=", "!=", "=~", "!~"]
+
+
+CLOCK_STEP_US = 10 * MICROSECONDS_PER_S
+"""A sample this much older than the newest of its series tells of a clock that was set back."""
 
 
 def microseconds(time_s: float) -> int:
@@ -114,6 +119,14 @@ class Series:
             return self.lost_values
         return self.lost_values[bisect_right(self.lost_us, first_us) : bisect_right(self.lost_us, last_us)]
 
+    def forget_after(self, time_us: int) -> None:
+        """Drop everything newer than a time."""
+        num_kept = bisect_right(self.times_us, time_us)
+        del self.times_us[num_kept:], self.values[num_kept:]
+        num_kept = bisect_right(self.lost_us, time_us)
+        del self.lost_us[num_kept:], self.lost_values[num_kept:]
+        del self.stale_us[bisect_right(self.stale_us, time_us) :]
+
     def forget_before(self, time_us: int) -> None:
         """Drop everything older than a time."""
         num_old = bisect_left(self.times_us, time_us)
@@ -146,6 +159,8 @@ class Store:
         if series is None:
             series = self._create(sample.name, sample.labels)
         time_us = microseconds(sample.time_s)
+        if series.times_us and time_us <= series.times_us[-1] - CLOCK_STEP_US:
+            self._step_back(time_us)
         if not series.append(time_us, sample.value):
             self.num_ignored += 1
         elif time_us > self._newest_us:
@@ -187,6 +202,13 @@ class Store:
         self._by_name.setdefault(name, []).append(series)
         self._selections.clear()
         return series
+
+    def _step_back(self, time_us: int) -> None:
+        """Forget what lies in the future of a clock that was set back: new samples would count for nothing."""
+        for series in self._series.values():
+            series.forget_after(time_us)
+        self._newest_us = time_us
+        self._next_sweep_us = time_us + microseconds(self.window_s) // 4
 
     def _sweep(self) -> None:
         """Drop old samples everywhere, and series without any; four times per window, so memory is at most 5/4."""

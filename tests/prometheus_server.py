@@ -69,6 +69,13 @@ def prometheus_with(samples: Iterable[Sample], folder: Path) -> Iterator[Prometh
     """Run a Prometheus that holds exactly these samples until the block ends."""
     text = folder / "samples.txt"
     text.write_text(open_metrics(samples))
+    with prometheus_of(text, folder) as server:
+        yield server
+
+
+@contextmanager
+def prometheus_of(text: Path, folder: Path) -> Iterator[PrometheusServer]:
+    """Run a Prometheus that holds exactly what is in an OpenMetrics file until the block ends."""
     load = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")]
     subprocess.run(load, check=True, capture_output=True)
     with _serving("{}\n", folder) as server:
@@ -76,12 +83,12 @@ def prometheus_with(samples: Iterable[Sample], folder: Path) -> Iterator[Prometh
 
 
 @contextmanager
-def prometheus_scraping(port: int, folder: Path) -> Iterator[PrometheusServer]:
-    """Run a Prometheus that scrapes a port of this machine once a second until the block ends."""
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "dflash", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
-    }
+def prometheus_scraping(port: int, folder: Path, ca_file: str = "") -> Iterator[PrometheusServer]:
+    """Run a Prometheus that scrapes a port of this machine, with TLS if there is a CA, until the block ends."""
+    job: dict[str, object] = {"job_name": "dflash", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+    if ca_file:
+        job |= {"scheme": "https", "tls_config": {"ca_file": ca_file}}
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
     with _serving(json.dumps(config), folder) as server:
         yield server
 

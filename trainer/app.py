@@ -17,10 +17,10 @@ import msgspec
 
 from shared.settings import SettingsError, settings_of
 from trainer.config import TrainerConfig, load_config, preset_description, preset_names
+from trainer.supervisor import exit_status, interrupt
 
 DEFAULT_PRESET = "embedded"
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     start_s = time.monotonic()
     arguments = _parser().parse_args(argv)
     # Outside of training, where both mean "save and leave", SIGTERM ends the command the way Ctrl-C does.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         command: Callable[[argparse.Namespace, float], int] = arguments.command
         return command(arguments, start_s)
@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"dflash-train: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupted:
         print("dflash-train: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return exit_status(interrupted)
     finally:
         signal.signal(signal.SIGTERM, previous)
 

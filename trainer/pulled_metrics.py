@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from shared.cells import Cells
-from shared.publisher import Ring
+from shared.ring import Ring
 from trainer.hidden_queue import QueueStatistics
 
 ALLOCATOR_INTERVAL_S = 5.0

@@ -7,7 +7,6 @@ behind; what is in it is replaced as a whole or not at all.
 
 import math
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from trainer.pipeline import Pipeline, device_of, num_threads
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
 from trainer.speculate import EvalReport
-from trainer.supervisor import Stop, stop_on_signals
+from trainer.supervisor import Stop, exit_status, stop_on_signals
 
 CONFIG_FILE = "config.json"
 REPORT_FILE = "report.json"
@@ -95,8 +94,8 @@ def run(request: RunRequest, start_s: float) -> tuple[Report | None, int]:
             return None, exit_code
         report = _report(request, pipeline, materials, (start_s, train_seconds))
         exit_code = 0
-    except KeyboardInterrupt:
-        exit_code = 128 + signal.SIGINT
+    except KeyboardInterrupt as interrupted:
+        exit_code = exit_status(interrupted)
         raise
     finally:
         if (error := sys.exception()) is not None:

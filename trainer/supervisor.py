@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from shared.thread_name import name_this_thread
 from trainer.hidden_queue import QueueClosedError
@@ -92,6 +93,16 @@ class Supervisor:
             self._failure = self._failure or error
         self._stop.request()
         self._abort()
+
+
+def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    """Signal handler for when there is nothing to save: end the way Ctrl-C does, remembering which signal it was."""
+    raise KeyboardInterrupt(number)
+
+
+def exit_status(interrupted: KeyboardInterrupt) -> int:
+    """The exit status that belongs to an interrupt: 128 plus the signal's number."""
+    return 128 + (interrupted.args[0] if interrupted.args else signal.SIGINT)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 One custom collector over one immutable `Result`: a scrape never sees a mixture of two evaluations, and a series that
 is gone from the result is gone from the page. Values are the trainer's own totals, so restarting the sidecar resets no
 counter. A family that would spoil the page (an invalid name, a duplicate, a value that is no number) is left out and
-counted; the rest is served.
+counted, and so is a single series whose total is none (NaN, negative); the rest is served.
 """
 
 import re
@@ -90,10 +90,33 @@ def _metrics(families: Iterable[ExportedFamily]) -> tuple[list[Metric], list[str
             continue
         names |= {base, *sample_names}
         metric = Metric(base, family.help, family.kind)
+        broken = _broken_series(family)
+        problems += [f"{family.name}{dict(series)}: not a total that only rises" for series in broken]
         for name, labels, value in family.points:
-            metric.add_sample(name, dict(labels), value)
+            if _series_of(labels) not in broken:
+                metric.add_sample(name, dict(labels), value)
         metrics.append(metric)
     return metrics, problems
+
+
+def _broken_series(family: ExportedFamily) -> set[Labels]:
+    """Series of a counter or histogram that OpenMetrics cannot express: readers would refuse the whole page."""
+    broken: set[Labels] = set()
+    below: dict[Labels, float] = {}
+    for name, labels, value in family.points if family.kind != "gauge" else ():
+        series = _series_of(labels)
+        is_count = family.kind == "histogram" and not name.endswith("_sum")
+        # Also false for NaN. Counts are whole numbers, and each bucket holds what the one below it holds.
+        if not value >= 0 or (is_count and not (float(value).is_integer() and value >= below.get(series, 0.0))):
+            broken.add(series)
+        if is_count:
+            below[series] = value
+    return broken
+
+
+def _series_of(labels: Labels) -> Labels:
+    """The labels without that of the bucket."""
+    return tuple(pair for pair in labels if pair[0] != "le")
 
 
 def _sample_names(family: ExportedFamily, base: str) -> tuple[str, ...]:

@@ -63,7 +63,8 @@ class RowBuilder:
         return [values | self._axes(event.time_s)]
 
     def _telemetry_rows(self, snap: Snap, evaluate: Evaluate, cursor: Cursor) -> tuple[list[Row], Cursor]:
-        if snap.time_s < cursor.last_telemetry_time_s + self._interval_s:
+        since_s = snap.time_s - cursor.last_telemetry_time_s
+        if 0.0 <= since_s < self._interval_s:  # below 0 the trainer's clock was set back: the interval begins anew
             return [], cursor
         values = evaluate("tick", snap.time_s)
         if not values:

@@ -66,7 +66,7 @@ def test_kill_and_restart_lose_nothing_and_repeat_nothing(place: Place) -> None:
         "replayed": 0,
         "lost": 0,
         "rejected": 0,
-        "lost_by_reason": {"ring_overrun": 0, "trainer_gone": 0, "damaged": 0},
+        "lost_by_reason": {"ring_overrun": 0, "trainer_gone": 0, "unreadable": 0, "damaged": 0},
     }
     journal = Journal(place.state_dir / "journal.sqlite")
     [session] = journal.sessions()
@@ -114,7 +114,7 @@ def test_overrun_of_a_small_ring_is_counted_exactly(place: Place) -> None:
     _, output = sidecar.terminate()
 
     assert found["received"] + found["lost"] == num_records
-    assert found["lost_by_reason"] == {"ring_overrun": found["lost"], "trainer_gone": 0, "damaged": 0}
+    assert found["lost_by_reason"] == {"ring_overrun": found["lost"], "trainer_gone": 0, "unreadable": 0, "damaged": 0}
     assert page['dflash_records_lost_total{reason="ring_overrun"}'] == found["lost"]
     assert "lost records " in output
     journal = Journal(place.state_dir / "journal.sqlite")

@@ -9,7 +9,7 @@ import pytest
 from trainer_frames import event, frame, hello, snap, step
 
 from shared.schema import Schema
-from shared.wire import Hello, ReplayChunk, ReplayRequest, Snap, Step, encode
+from shared.wire import Hello, ReplayChunk, ReplayRequest, Scalar, Snap, Step, encode
 from sidecar.intake import Intake
 from sidecar.journal import Journal
 
@@ -263,3 +263,67 @@ def test_journal_in_memory_begins_where_the_ring_does() -> None:
     assert [record.seq for record in journal.records(session, 0, session.next_seq)] == [40, 41]
     assert journal.counts() == {("lost", "ring_overrun"): 7}
     journal.close()
+
+
+def test_a_record_nobody_can_read_is_passed_over(bench: Bench) -> None:
+    """Replayed again it would be no better: it counts as lost, and the good ones around it are released."""
+    bench.take(hello(), snap(0), snap(6))
+    bench.pass_time(0.1)
+    request = ReplayRequest(session="s1", first=1, end=6, nonce="n-0")
+    bodies = (encode(snap(1)), b"\xc1", encode(snap(3, (1.0,))), encode(snap(4, session="s2")), encode(snap(5)))
+    chunk = ReplayChunk(session="s1", first_seq=1, bodies=bodies, done=True)
+    bench.intake.take(HERE, [request.topic, encode(chunk)], bench.now_s)
+    changes = bench.pass_time(1.0)
+
+    assert bench.seqs() == [0, 1, 5, 6]
+    assert [(r.first_seq, r.end_seq, r.reason) for r in bench.journal.lost_ranges()] == [(2, 5, "unreadable")]
+    assert bench.rejected() == {"malformed": 1, "values_length": 1, "session_conflict": 1}
+    assert changes == [(HERE, request.topic, False)]
+
+
+def test_a_chunk_that_begins_elsewhere_declares_nothing_lost(bench: Bench) -> None:
+    """Only the next missing record of the open request can be passed over, so that a lost chunk is asked for again."""
+    bench.take(hello(), snap(0), snap(6))
+    bench.pass_time(0.1)
+    request = ReplayRequest(session="s1", first=1, end=6, nonce="n-0")
+    for first_seq in (0, 3, 2**53 - 1):
+        chunk = ReplayChunk(session="s1", first_seq=first_seq, bodies=(b"\xc1",), done=False)
+        bench.intake.take(HERE, [request.topic, encode(chunk)], bench.now_s)
+    bench.pass_time(1.0)
+
+    assert bench.journal.lost_ranges() == []
+    assert bench.seqs() == [0]
+
+
+@pytest.mark.parametrize("exit_code", [2**64 - 1, 2**63, -(2**63), "1", None, 1.5])
+def test_an_exit_code_that_is_none_is_unknown(bench: Bench, exit_code: Scalar) -> None:
+    """A goodbye with a number that no process can return still ends the session."""
+    bench.take(hello(), event(0, "goodbye", exit_code=exit_code))
+    bench.pass_time(1.0)
+
+    [session] = bench.journal.sessions()
+    assert (session.ended_s is not None, session.exit_code) == (True, None)
+
+
+def test_the_name_of_an_ended_session_is_not_taken_up(bench: Bench) -> None:
+    """A process that reuses a session's name, as one with the same pid in a container may, is not taken for it."""
+    other = Schema(families=hello().schema.families[:1], series=hello().schema.series[:1])
+    bench.take(hello(), snap(0), event(1, "goodbye", exit_code=0))
+    bench.pass_time(1.0)
+    bench.take(msgspec.structs.replace(hello(), start_time_s=hello().start_time_s + 60.0))
+    bench.take(msgspec.structs.replace(hello(), schema=other, schema_digest=other.digest))
+    bench.pass_time(1.0)
+
+    assert bench.rejected() == {"session_conflict": 1, "schema_changed": 1}
+    assert [session.ended_s is not None for session in bench.journal.sessions()] == [True]
+
+
+def test_one_part_of_a_run_is_one_trainer(bench: Bench) -> None:
+    """Two live sessions of the same run and rank would share every series: the second is refused."""
+    bench.take(hello("s1"), snap(0))
+    bench.take(hello("s2"), endpoint=THERE)
+    bench.take(hello("s3", rank=1, world_size=1), endpoint=THERE)
+    bench.pass_time(1.0)
+
+    assert bench.rejected() == {"session_conflict": 1, "invalid": 1}
+    assert [session.name for session in bench.journal.sessions()] == ["s1"]

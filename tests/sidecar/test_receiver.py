@@ -1,5 +1,6 @@
 """The receiver over real sockets, against the trainer's real publisher."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,3 +146,34 @@ def test_rogue_endpoint_harms_nobody(listening: Listening) -> None:
         "malformed",
         "invalid",
     }
+
+
+@pytest.mark.usefixtures("trainer")
+def test_odd_names_in_the_directory_harm_nobody(listening: Listening) -> None:
+    """A socket whose name is no text, a directory and a plain file that are called like one are passed over."""
+    (listening.runtime_dir / os.fsdecode(b"\xff\xfe.sock")).touch()
+    (listening.runtime_dir / "plain.sock").touch()
+    (listening.runtime_dir / "directory.sock").mkdir()
+    receiver = listening.start()
+
+    wait_for(lambda: listening.watermark() > 50)
+
+    assert receiver.is_alive
+    assert listening.is_dense()
+
+
+@pytest.mark.usefixtures("trainer")
+def test_directory_that_everybody_may_write_is_not_looked_at(
+    listening: Listening, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where anybody could plant a socket no trainer is looked for until that is mended, and the log says so once."""
+    listening.runtime_dir.chmod(0o777)
+    listening.start()
+    wait_for(lambda: "not looking for trainers there" in caplog.text)
+    time.sleep(1.5)
+    before = listening.journal.sessions()
+    listening.runtime_dir.chmod(0o700)
+    wait_for(lambda: listening.watermark() > 10)
+
+    assert before == []
+    assert caplog.text.count("writable by everybody; chmod o-w it") == 1

@@ -212,7 +212,7 @@ def test_pruned_rows_keep_their_numbers(tmp_path: Path) -> None:
     for run_id in ("old", "open"):
         spool.append(run_id, run_id, Cursor(0), [{"a": 1}])
     spool.set_closed("old", 10.0)
-    spool.prune(before_s=20.0)
+    spool.trim(closed_before_s=20.0, max_bytes=10**9)
     spool.append("old", "again", Cursor(0), [{"a": 2}])
 
     assert spool.rows("old", 0, 10) == [(1, {"a": 2})]

@@ -323,3 +323,19 @@ def test_resume_refuses_what_would_change_the_run(
     assert status == 2
     assert "train.batch_size cannot change in a run that has begun" in refusal
     assert main(["--resume", "--out", str(out_dir), "--max-steps", "3", "--set=telemetry.interval_s=0.5"]) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_loading_says_which_it_was(small_target: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Before there is anything to save, a signal ends the command in one line, with 128 plus its number."""
+    command = [sys.executable, "-m", "trainer.app", *arguments(small_target, tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        errors = process.stderr.read()
+
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1] == "dflash-train: interrupted"
+    assert "Traceback" not in errors

@@ -1,0 +1,134 @@
+"""Definitions over the past: the values they had live, in a real Prometheus, and as rules that it accepts."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from audit import audited
+from prometheus_server import prometheus_of
+from sidecar_process import Place, wait_for
+
+from sidecar.sinks.wandb_spool import Spool
+
+pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="prometheus is not installed")
+
+DEFINITIONS = """
+[[metric]]
+name = "dflash_loss_per_position"
+help = 'A "step" metric, with \\\\ and quotes in its help.'
+type = "gauge"
+at = "step"
+expr = 'dflash_loss * on () group_right () dflash_accuracy_ratio'
+wandb = "custom/loss/{position}"
+
+[[metric]]
+name = "dflash_speed"
+help = "A tick metric."
+type = "gauge"
+expr = "sum(rate(dflash_steps_total[2s]))"
+wandb = "custom/speed"
+
+[[metric]]
+name = "dflash_work_total"
+help = "A counter."
+type = "counter"
+expr = 'dflash_tokens_total{kind="real"} * 2'
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A place with a journal of a finished run that had these definitions all along."""
+    place = Place(tmp_path)
+    (tmp_path / "metrics.toml").write_text(DEFINITIONS)
+    trainer = place.trainer()
+    options = ("--definitions", str(tmp_path / "metrics.toml"), "--set", "wandb.interval_s=0.05")
+    sidecar = place.sidecar(*options)
+    wait_for(lambda: sidecar.status()["records"]["received"] > 300, "records")
+    trainer.stop()
+    wait_for(lambda: sidecar.status()["trainers"] == [], "the trainer to leave")
+    sidecar.terminate()
+    yield place
+    place.close()
+
+
+def command(place: Place, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command on the place's state directory and definitions."""
+    places = ("--state-dir", str(place.state_dir), "--definitions", str(place.state_dir.parent / "metrics.toml"))
+    return place.command(*arguments, *places)
+
+
+def values_in(file: Path, name: str) -> list[tuple[float, float]]:
+    """Times and values of a series in an OpenMetrics file."""
+    found = [line.rsplit(" ", 2) for line in file.read_text().splitlines() if line.startswith(name)]
+    return [(float(time_s), float(value)) for _, value, time_s in found]
+
+
+def test_a_definition_gives_the_same_values_live_and_over_the_past(place: Place, tmp_path: Path) -> None:
+    """What went to W&B while the run lived is what is computed afterwards: every step, every tick, to the bit."""
+    file = tmp_path / "past.txt"
+    done = command(place, "backfill", "--openmetrics", str(file))
+    spool = Spool(place.state_dir / "spool.sqlite", read_only=True)
+    rows = [row for _, row in spool.rows("run", 0, 10**6)]
+    spool.close()
+
+    assert done.returncode == 0, done.stderr
+    live = [(row["_timestamp"], row["custom/loss/1"]) for row in rows if "custom/loss/1" in row]
+    assert [(pytest.approx(time_s, abs=1e-6), value) for time_s, value in live] == values_in(
+        file, 'dflash_loss_per_position{position="1"}'
+    )
+    assert len(live) == len(audited(place.audit("run"), "step"))
+    live = [(row["_timestamp"], row["custom/speed"]) for row in rows if "custom/speed" in row]
+    assert [(pytest.approx(time_s, abs=1e-6), value) for time_s, value in live] == values_in(file, "dflash_speed")
+    assert len(live) > 20
+
+
+def test_a_prometheus_takes_the_past_in(place: Place, tmp_path: Path) -> None:
+    """Promtool makes blocks of the file, and a server that is started on them answers for the past."""
+    file = tmp_path / "past.txt"
+    done = command(place, "backfill", "--openmetrics", str(file), "--label", "instance=node-1")
+    with prometheus_of(file, tmp_path) as prometheus:
+        last_s, last = values_in(file, "dflash_work_total")[-1]
+        loss = prometheus.query('dflash_loss_per_position{instance="node-1"}', last_s)
+        work = prometheus.query("sum(dflash_work_total)", last_s)
+
+    assert "dflash_work_total: " in done.stdout
+    assert isinstance(loss, list)
+    assert sorted(dict(labels)["position"] for labels, _ in loss) == ["1", "2"]
+    assert work == [((), last)]
+
+
+def test_rules_are_accepted_and_computed_by_prometheus(place: Place, tmp_path: Path) -> None:
+    """Promtool finds nothing wrong with the rules, and a broken name is refused with the nearest known one."""
+    text = command(place, "rules", "dflash_speed", "--label", "job=dflash").stdout
+    (tmp_path / "rules.json").write_text(text)
+    check = ["promtool", "check", "rules", str(tmp_path / "rules.json")]
+    checked = subprocess.run(check, capture_output=True, text=True, check=False)
+    unknown = command(place, "rules", "dflash_sped")
+
+    [group] = json.loads(text)["groups"]
+    assert [(rule["record"], rule["labels"]) for rule in group["rules"]] == [("dflash_speed", {"job": "dflash"})]
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert unknown.returncode == 1
+    assert "does not define it; did you mean 'dflash_speed'?" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--since", "yesterday"), "--since 'yesterday': expected a duration such as 90m or 7d"),
+        (("--label", "in stance=x"), "--label 'in stance=x': expected NAME=VALUE"),
+        (("--openmetrics", "/proc/none"), "/proc/none: No such file or directory; give a file"),
+        (("dflash_sped",), "did you mean 'dflash_speed'?"),
+    ],
+)
+def test_mistakes_are_one_line(place: Place, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    """A time, label, file or name that cannot be used is named with the remedy."""
+    done = command(place, "backfill", "--openmetrics", str(tmp_path / "x"), *arguments)
+
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
