@@ -10,6 +10,7 @@ request, served from the ring in small chunks between ticks (`shared.wire`). Not
 thread owns its socket alone and dies with the process.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -237,7 +238,8 @@ class Publisher:
 
     def _serve(self, timeout_s: float) -> None:
         """Wait for subscriptions until the timeout, take in those that came, send one chunk of one replay."""
-        came = self._socket.poll(round(timeout_s * 1000))
+        # Rounded up: the last fraction of a millisecond would otherwise be spent spinning.
+        came = self._socket.poll(math.ceil(timeout_s * 1000))
         if came:
             for _ in range(MAX_SUBSCRIPTIONS_PER_TURN):
                 try:

@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     backfill = commands.add_parser("backfill", help="compute definitions over the retained past")
     backfill.add_argument("metrics", nargs="*", metavar="METRIC", help="names of definitions; all when none is given")
     backfill.add_argument("--since", metavar="WHEN", help="90m, 7d, or 2026-01-31T12:00; default: all that is retained")
-    backfill.add_argument("--openmetrics", type=Path, metavar="FILE", required=True, help="file for promtool")
+    backfill.add_argument("--openmetrics", type=Path, metavar="FILE", help="write a file for promtool, not to W&B")
     backfill.set_defaults(command=_backfill)
     rules = commands.add_parser("rules", help="write definitions as a recording-rule file for Prometheus")
     rules.add_argument("metrics", nargs="*", metavar="METRIC", help="names of definitions; all when none is given")
@@ -172,11 +172,14 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _backfill(arguments: argparse.Namespace) -> int:
-    from sidecar.commands import backfill  # noqa: PLC0415 - see the module docstring
+    from sidecar.commands import backfill, export_past  # noqa: PLC0415 - see the module docstring
 
     config = _config(arguments)
     path = state_dir(config, os.environ)
-    print("\n".join(backfill(config, path, arguments.metrics, arguments.since, arguments.label, arguments.openmetrics)))
+    if (file := arguments.openmetrics) is None:
+        print(backfill(config, path, arguments.metrics, arguments.since, lambda line: print(line, file=sys.stderr)))
+    else:
+        print("\n".join(export_past(config, path, arguments.metrics, arguments.since, arguments.label, file)))
     return 0
 
 

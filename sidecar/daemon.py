@@ -177,10 +177,10 @@ class Daemon:
         deadline_s = time.monotonic() + CATCH_UP_S
         try:
             self._station.start()
-            self._station.pipeline.turn(CATCH_UP_S / 4)
+            self._station.turn(CATCH_UP_S / 4)
             while not (self._station.pipeline.shows(expected) or time.monotonic() > deadline_s or self._should_stop):
                 self._alarm.sleep(POLL_S)
-                self._station.pipeline.turn(CATCH_UP_S / 4)
+                self._station.turn(CATCH_UP_S / 4)
         except (sqlite3.Error, DatabaseError) as error:
             self._change_station(error)
             self._open_up(expected)  # not for ever: what is damaged twice is left alone, and memory does not fail
@@ -190,7 +190,7 @@ class Daemon:
         requests = self._reload_if_due()
         readings = self._collectors.latest()
         self._station.pipeline.add_readings(readings)
-        self._station.pipeline.turn(self._config.interval_s)
+        self._station.turn(self._config.interval_s)
         self._station.upload()
         self._publish(readings)
         for request in requests:  # only now: who asked may count on seeing the outcome
@@ -206,7 +206,8 @@ class Daemon:
 
     def _publish(self, readings: Sequence[Reading]) -> None:
         self._station.publication.publish(self._sink, readings)
-        self._document = self._station.publication.document
+        document = self._station.publication.document
+        self._document = msgspec.structs.replace(document, backfill=self._station.backfills.status)
 
     def _replace_station(self, error: sqlite3.Error | DatabaseError | None) -> None:
         """Go on with another station, after an error of this one or to return to the disk."""

@@ -72,6 +72,11 @@ class WandbOutlet:
             stored, self._journal, spool, self._config.interval_s, self._evaluate, report_damage=self._note_damage
         )
 
+    @property
+    def spool(self) -> Spool | None:
+        """Where rows go; None when they go nowhere now."""
+        return self._spool
+
     def tick(self, now_s: float) -> bool:
         """Look after the uploading child; never blocks. True: the spool was begun anew, so rows must be fed again."""
         if self._supervisor is not None:

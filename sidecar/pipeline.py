@@ -49,6 +49,8 @@ class Pipeline:
         self.trainers: Mapping[int, Labels] = {}
         """Process id to labels of each live trainer of this machine; replaced as a whole, so any thread may read it."""
         self.is_caught_up = False
+        self.row_keys: Sequence[str] = ()
+        """Templates of the W&B keys that the definitions give now."""
         self._rows: dict[int, RowFeed] = {}
         self._waiting: list[Sample] = []
         self._read_s: dict[str, float] = {}
@@ -138,7 +140,7 @@ class Pipeline:
     def _make_rows(self, feed: SessionFeed) -> None:
         rows = self._rows.get(feed.stored.number)
         if rows is not None and rows.next_seq < feed.next_seq:
-            rows.catch_up(feed.next_seq)
+            rows.catch_up(feed.next_seq, self.row_keys)
 
     def _finish(self, feed: SessionFeed) -> None:
         stored = feed.stored

@@ -6,13 +6,14 @@ they came from. So whatever interrupts this, going on from the spool's cursor ne
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sidecar.database import is_corruption
 from sidecar.journal import Journal
 from sidecar.sinks.wandb_rows import Evaluate, RowBuilder
-from sidecar.sinks.wandb_spool import RECORD_KEY, Row, Spool
+from sidecar.sinks.wandb_run import RECORD_KEY, Row
+from sidecar.sinks.wandb_spool import Spool
 from sidecar.stored import StoredSession
 
 ROWS_PER_COMMIT = 500
@@ -55,15 +56,22 @@ class RowFeed:
         self._cursor = spool.cursor(stored.name)
         self._builder: RowBuilder | None = None
         self._is_failing = False
+        self._adopted: Sequence[str] = ()
 
     @property
     def next_seq(self) -> int:
         """The record that comes next."""
         return self._cursor.seq + 1
 
-    def catch_up(self, end_seq: int) -> None:
-        """Make rows of every record before `end_seq`; when the spool cannot be written, the next call tries again."""
+    def catch_up(self, end_seq: int, keys: Sequence[str]) -> None:
+        """Make rows of every record before `end_seq`; when the spool cannot be written, the next call tries again.
+
+        Args:
+            end_seq: every record before it is stored or lost.
+            keys: templates of the keys that the definitions give now; from when on rows have each is noted.
+        """
         try:
+            self._adopt(keys)
             self._catch_up(end_seq)
         except _SpoolFailedError as error:
             if not self._is_failing:
@@ -83,6 +91,12 @@ class RowFeed:
         except _SpoolFailedError:
             return False
         return not self._is_failing
+
+    def _adopt(self, keys: Sequence[str]) -> None:
+        if keys != self._adopted:
+            with self._spooling():
+                self._spool.adopt(self._stored.name, keys, self._cursor.seq)
+            self._adopted = keys
 
     def _catch_up(self, end_seq: int) -> None:
         hello = self._stored.hello

@@ -21,6 +21,7 @@ import msgspec
 
 from shared.curve import CurveClient
 from shared.endpoint import live_owner_pid
+from sidecar.backfill import BackfillDesk
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, NewerVersionError, is_corruption, mark_damaged
 from sidecar.intake import Intake
@@ -85,12 +86,21 @@ class Station:
             stack.callback(self.receiver.close)
             self.publication = Publication(journal, self.pipeline, around.definitions, self.outlet, in_memory)
             self.publication.introduce(around.url, around.state_dir, around.runtime_dir)
+            self.backfills = BackfillDesk(around.state_dir)
             self._closing = stack.pop_all()
 
     def start(self) -> None:
         """Listen, and begin to read the past that the definitions look at."""
         self.receiver.start()
         self.pipeline.open(self._window_s())
+
+    def turn(self, budget_s: float) -> None:
+        """Take in what has come, for about as long as the budget, and use what is left to fill in the past."""
+        definitions = self._around.definitions.current
+        self.pipeline.row_keys = tuple(d.wandb for d in definitions.definitions if d.wandb is not None)
+        self.pipeline.turn(budget_s)
+        if self.pipeline.is_caught_up:
+            self.backfills.turn(self.journal, self.outlet.spool, definitions, self._around.config.wandb.interval_s)
 
     def endpoints(self) -> set[str]:
         """Where the trainers are that the journal knows."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from shared.remote import is_remote
+from sidecar.backfill import BackfillStatus
 from sidecar.exposition import LOSS_REASONS
 from sidecar.session_feed import SessionFeed
 
@@ -81,6 +82,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     definitions: DefinitionStatus
     sidecar: SidecarStatus
     journal: JournalStatus = JournalStatus(state="disk")
+    backfill: BackfillStatus | None = None
 
 
 def trainer_status(feed: SessionFeed, now_s: float) -> TrainerStatus:

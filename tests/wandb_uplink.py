@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 from fake_wandb import FakeWandb
 
+from sidecar.sinks.wandb_run import Cursor, Row
 from sidecar.sinks.wandb_settings import WandbSettings
-from sidecar.sinks.wandb_spool import Cursor, Row, Spool
+from sidecar.sinks.wandb_spool import Spool
 from sidecar.sinks.wandb_supervisor import SinkState, WandbSupervisor
 
 ROOT = Path(__file__).parent.parent

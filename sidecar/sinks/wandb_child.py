@@ -46,7 +46,8 @@ from sidecar.sinks.wandb_protocol import (
     Task,
     encode_line,
 )
-from sidecar.sinks.wandb_spool import Row, Spool
+from sidecar.sinks.wandb_run import Row
+from sidecar.sinks.wandb_spool import Spool
 
 _PR_SET_PDEATHSIG = 1
 _LOCK_TIMEOUT_S = 5.0

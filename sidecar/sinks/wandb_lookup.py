@@ -14,7 +14,7 @@ from wandb.sdk import wandb_setup
 from wandb.sdk.lib.service.service_connection import WandbApiFailedError
 from wandb.sdk.mailbox.mailbox import MailboxClosedError
 
-from sidecar.sinks.wandb_spool import RECORD_KEY
+from sidecar.sinks.wandb_run import RECORD_KEY
 
 CLAIM_KEY = "sidecar.spool"
 """Key in the configuration of a W&B run that names the spool which writes it."""

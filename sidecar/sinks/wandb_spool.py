@@ -11,23 +11,19 @@ server and old enough to be pruned, or until the spool is full (`wandb_retention
 import json
 import sqlite3
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from shared.redaction import without_secrets
-from shared.wire import Hello, Scalar
+from shared.wire import Hello
 from sidecar.database import open_database
 from sidecar.sinks.wandb_retention import trim
+from sidecar.sinks.wandb_run import RECORD_KEY, Cursor, Row, SessionProgress, SpooledRun, run_config
 
-SCHEMA_VERSION = 1
-RECORD_KEY = "_record"
-"""Key of a row that says which record it came from, as SESSION:SEQ; W&B hides keys that begin so."""
-Row = dict[str, Scalar]
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -49,6 +45,12 @@ CREATE TABLE IF NOT EXISTS uploads (
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value);
 INSERT OR IGNORE INTO facts VALUES ('dropped', 0);
 """
+_BACKFILLS = """
+CREATE TABLE adopted (session TEXT NOT NULL, key TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (session, key));
+CREATE TABLE backfilled (
+    session TEXT NOT NULL, key TEXT NOT NULL, seq INTEGER NOT NULL, last_telemetry_time_s REAL NOT NULL,
+    PRIMARY KEY (session, key));
+"""
 _RUNS = """
 SELECT run_id, num_rows, num_sent, base_step, coalesce(num_confirmed, 0), coalesce(num_lines, 0),
     CASE WHEN NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.run_id = runs.run_id AND exit_code IS NULL)
@@ -56,46 +58,6 @@ SELECT run_id, num_rows, num_sent, base_step, coalesce(num_confirmed, 0), coales
     closed_s IS NOT NULL
 FROM runs LEFT JOIN uploads USING (run_id)
 """
-
-
-class Cursor(NamedTuple):
-    """How far a session's records have become rows: the last one, and the time of the last telemetry row."""
-
-    seq: int = -1
-    last_telemetry_time_s: float = float("-inf")
-
-
-class SessionProgress(NamedTuple):
-    """The last record of a session that became a row, and whether there will be more."""
-
-    seq: int
-    has_ended: bool
-
-
-class SpooledRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What the spool knows of a run. `exit_code` is there once every session of it has ended."""
-
-    run_id: str
-    num_rows: int
-    num_sent: int
-    """Rows handed to wandb."""
-    base_step: int | None
-    num_confirmed: int
-    """Rows that the server was seen to have."""
-    num_lines: int
-    """All rows that the server was seen to have of this run, those of others included."""
-    exit_code: int | None
-    closed: bool
-
-    @property
-    def num_waiting(self) -> int:
-        """Rows that were not yet handed to W&B."""
-        return max(self.num_rows - self.num_sent, 0)
-
-    @property
-    def num_unconfirmed(self) -> int:
-        """Rows that the server was not yet seen to have."""
-        return max(self.num_rows - self.num_confirmed, 0)
 
 
 class Spool:
@@ -114,7 +76,7 @@ class Spool:
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
             self._connection.isolation_level = None
             return
-        self._connection = open_database(path, _SCHEMA, SCHEMA_VERSION)
+        self._connection = open_database(path, _SCHEMA + _BACKFILLS, SCHEMA_VERSION, {1: _BACKFILLS})
         self._connection.isolation_level = None
 
     def close(self) -> None:
@@ -132,7 +94,11 @@ class Spool:
                 self._ensure_session(hello.run_id, hello.session)
                 # One that was thought to be over and came back is not over.
                 self._execute("UPDATE sessions SET exit_code = NULL WHERE session = ?", hello.session)
-        return float(self._one("SELECT start_time_s FROM runs WHERE run_id = ?", hello.run_id)[0])
+        return self.run_start_s(hello.run_id)
+
+    def run_start_s(self, run_id: str) -> float:
+        """Start of a run's first session in Unix seconds; the run must exist."""
+        return float(self._one("SELECT start_time_s FROM runs WHERE run_id = ?", run_id)[0])
 
     def cursor(self, session: str) -> Cursor:
         """Where the rows of a session end."""
@@ -144,19 +110,51 @@ class Spool:
         with self._transaction():
             self._ensure_run(run_id, time.time())
             self._ensure_session(run_id, session)
-            first = int(self._one("SELECT num_rows FROM runs WHERE run_id = ?", run_id)[0])
-            self._connection.executemany(
-                "INSERT INTO rows VALUES (?, ?, ?)",
-                [(run_id, first + i, json.dumps(row, separators=(",", ":"))) for i, row in enumerate(rows)],
-            )
-            self._connection.executemany(
-                "INSERT OR IGNORE INTO keys VALUES (?, ?)",
-                [(run_id, key) for key in {key for row in rows for key in row if not key.startswith("_")}],
-            )
-            self._execute("UPDATE runs SET num_rows = ? WHERE run_id = ?", first + len(rows), run_id)
+            self._add(run_id, rows)
             self._execute("UPDATE sessions SET seq = ?, last_telemetry_time_s = ? WHERE session = ?", *cursor, session)
-            if rows:
-                self._execute("UPDATE runs SET closed_s = NULL WHERE run_id = ?", run_id)
+
+    def adopt(self, session: str, keys: Iterable[str], seq: int) -> None:
+        """Note that rows of records after `seq` have these keys; only the first time counts."""
+        rows = [(session, key, seq) for key in keys]
+        with self._transaction():
+            self._connection.executemany("INSERT OR IGNORE INTO adopted VALUES (?, ?, ?)", rows)
+
+    def adopted_after(self, session: str, key: str) -> int:
+        """The last record whose row had no chance to have a key: all of them so far if it was never adopted."""
+        row = self._execute("SELECT seq FROM adopted WHERE session = ? AND key = ?", session, key).fetchone()
+        return int(row[0]) if row else self.cursor(session).seq
+
+    def backfill_cursor(self, session: str, key: str) -> Cursor:
+        """How far a key has been filled in."""
+        query = "SELECT seq, last_telemetry_time_s FROM backfilled WHERE session = ? AND key = ?"
+        row = self._execute(query, session, key).fetchone()
+        return Cursor(*row) if row else Cursor()
+
+    def add_backfill(self, run_id: str, rows: Sequence[Row], cursors: Mapping[tuple[str, str], Cursor]) -> None:
+        """Append rows about the past of a run together with how far (session, key) is filled in, all or nothing.
+
+        They name the newest record of the run, because whoever looks for the place of a row goes by that.
+        """
+        with self._transaction():
+            query = "SELECT session, seq FROM sessions WHERE run_id = ? AND seq >= 0 ORDER BY number DESC LIMIT 1"
+            session, seq = self._one(query, run_id)
+            self._add(run_id, [row | {RECORD_KEY: f"{session}:{seq}"} for row in rows])
+            filled = [(*key, *cursor) for key, cursor in cursors.items()]
+            self._connection.executemany("INSERT OR REPLACE INTO backfilled VALUES (?, ?, ?, ?)", filled)
+
+    def _add(self, run_id: str, rows: Sequence[Row]) -> None:
+        first = int(self._one("SELECT num_rows FROM runs WHERE run_id = ?", run_id)[0])
+        self._connection.executemany(
+            "INSERT INTO rows VALUES (?, ?, ?)",
+            [(run_id, first + i, json.dumps(row, separators=(",", ":"))) for i, row in enumerate(rows)],
+        )
+        self._connection.executemany(
+            "INSERT OR IGNORE INTO keys VALUES (?, ?)",
+            [(run_id, key) for key in {key for row in rows for key in row if not key.startswith("_")}],
+        )
+        self._execute("UPDATE runs SET num_rows = ? WHERE run_id = ?", first + len(rows), run_id)
+        if rows:
+            self._execute("UPDATE runs SET closed_s = NULL WHERE run_id = ?", run_id)
 
     def finish(self, run_id: str, session: str, exit_code: int) -> None:
         """Note that a session ended; once all sessions of its run have, the run is closed on the server."""
@@ -276,24 +274,3 @@ class Spool:
 def _run(row: tuple[Any, ...]) -> SpooledRun:
     names = ("run_id", "num_rows", "num_sent", "base_step", "num_confirmed", "num_lines", "exit_code", "closed")
     return msgspec.convert(dict(zip(names, row, strict=True)), SpooledRun, strict=False)
-
-
-def owner_name(path: Path) -> str:
-    """What the spool at a path calls itself on the server: kept beside it, so that it outlives a damaged spool.
-
-    It has the number of its own file in it, so that a copied state directory calls itself otherwise.
-    """
-    id_path = path.with_suffix(".id")
-    name = uuid.uuid4().hex[:12]
-    with suppress(OSError):
-        if not id_path.exists():
-            id_path.write_text(name)
-        name = f"{id_path.read_text()}-{id_path.stat().st_ino:x}"
-    return name
-
-
-def run_config(hello: Hello) -> dict[str, object]:
-    """What W&B gets as the configuration of a run: the trainer's own and the topology, nothing that smells secret."""
-    config: dict[str, object] = dict(without_secrets(hello.config))
-    config["topology"] = [msgspec.structs.asdict(device) for device in hello.topology]
-    return config

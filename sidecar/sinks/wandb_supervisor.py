@@ -16,9 +16,10 @@ import msgspec
 from sidecar.sinks.wandb_history import RunHistory
 from sidecar.sinks.wandb_process import ChildProcess
 from sidecar.sinks.wandb_protocol import Attached, Closed, Failed, Message, Progress, Task
+from sidecar.sinks.wandb_run import SpooledRun, owner_name
 from sidecar.sinks.wandb_secrets import api_key, redact_logs
 from sidecar.sinks.wandb_settings import NO_CREDENTIALS, WandbSettings, child_environment, has_credentials
-from sidecar.sinks.wandb_spool import Spool, SpooledRun, owner_name
+from sidecar.sinks.wandb_spool import Spool
 
 _LOG = logging.getLogger(__name__)
 _CREDENTIALS_RETRY_S = 5.0

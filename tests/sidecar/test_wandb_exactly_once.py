@@ -11,7 +11,7 @@ from pathlib import Path
 from fake_wandb import FakeWandb, Fault
 from wandb_uplink import ROOT, Uplink, assert_exactly_once, child_basis, row
 
-from sidecar.sinks.wandb_spool import Cursor
+from sidecar.sinks.wandb_run import Cursor
 
 
 def num_arrived(server: FakeWandb) -> int:

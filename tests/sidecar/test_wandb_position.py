@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sidecar.sinks.wandb_lookup import ServerRun
 from sidecar.sinks.wandb_position import Position, position
 from sidecar.sinks.wandb_protocol import GiveUp
-from sidecar.sinks.wandb_spool import Cursor, Row, Spool, owner_name
+from sidecar.sinks.wandb_run import Cursor, Row, owner_name
+from sidecar.sinks.wandb_spool import Spool
 
 OURS = "ours"
 

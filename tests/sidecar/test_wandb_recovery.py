@@ -10,7 +10,7 @@ import pytest
 from fake_wandb import HISTORY, FakeWandb, Run
 from wandb_uplink import Uplink, assert_exactly_once, child_basis, row
 
-from sidecar.sinks.wandb_spool import Cursor
+from sidecar.sinks.wandb_run import Cursor
 
 Bucket = dict[str, Any]
 

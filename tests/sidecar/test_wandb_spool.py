@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from shared.schema import Schema
 from shared.wire import Device, Event, Hello, Record, Scalar, Snap, Step
 from sidecar.sinks.wandb_rows import RowBuilder
-from sidecar.sinks.wandb_spool import Cursor, Row, Spool, run_config
+from sidecar.sinks.wandb_run import Cursor, Row, run_config
+from sidecar.sinks.wandb_spool import Spool
 
 
 def hello(
@@ -235,7 +236,8 @@ def test_kill_between_appends_leaves_rows_and_cursor_together(tmp_path: Path) ->
     """However a writer is killed, the number of rows and the cursor agree."""
     code = f"""
 from pathlib import Path
-from sidecar.sinks.wandb_spool import Cursor, Spool
+from sidecar.sinks.wandb_run import Cursor
+from sidecar.sinks.wandb_spool import Spool
 spool = Spool(Path({str(tmp_path / "spool.db")!r}))
 seq = spool.cursor("s1").seq
 print("ready", flush=True)

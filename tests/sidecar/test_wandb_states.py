@@ -8,8 +8,8 @@ from fake_wandb import API_KEY, FakeWandb, Fault
 from wandb_uplink import FAST, Uplink, child_basis, hasty_basis
 
 from sidecar.sinks.wandb_push import push
+from sidecar.sinks.wandb_run import Cursor
 from sidecar.sinks.wandb_settings import child_environment, has_credentials
-from sidecar.sinks.wandb_spool import Cursor
 
 
 @pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (7, "failed")])
