@@ -127,7 +127,7 @@ def test_a_greedy_subscriber_starves_nobody(place: Place, habit: str) -> None:
 
     Result: the gap is repaired, snapshots keep their interval, and the trainer's memory stays within its bound.
     """
-    trainer = place.trainer()
+    trainer = place.trainer(steps_per_second=150.0)
     sidecar = place.sidecar()
     wait_for_more(sidecar, 200)
     resident = resident_bytes(trainer.pid)
@@ -142,7 +142,7 @@ def test_a_greedy_subscriber_starves_nobody(place: Place, habit: str) -> None:
 
     assert hostile.poll() is None
     hostile.kill()
-    assert resident_bytes(trainer.pid, "VmHWM") < resident + 128 * MEBIBYTE
+    assert resident_bytes(trainer.pid, "VmHWM") < resident + 16 * MEBIBYTE
     assert_steady(assert_complete(place, sidecar, trainer))
     assert f"process {hostile.pid} subscribes to too much and was disconnected" in trainer.output
 
@@ -152,13 +152,13 @@ def test_killed_trainer_starts_again_beside_its_leftovers(place: Place) -> None:
 
     Result: two sessions, each complete up to what was received; the old one's series end; no row twice.
     """
-    first = place.trainer()
+    first = place.trainer(steps_per_second=150.0)
     sidecar = place.sidecar()
     wait_for_more(sidecar, 200)
     first.process.kill()
     first.process.wait()
     assert {path.suffix for path in place.runtime_dir.iterdir()} == {".sock", ".lock"}
-    second = place.trainer()
+    second = place.trainer(steps_per_second=150.0)
     wait_for(lambda: [t["pid"] for t in sidecar.status()["trainers"]] == [second.pid], "the new session")
     wait_for_more(sidecar, 200)
     page = sidecar.metrics()
