@@ -6,6 +6,7 @@ explicit, and what they drop is a gap that replay repairs.
 """
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -22,6 +23,8 @@ RECONNECT_INTERVAL_MS = 100
 MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
 """Above this libzmq itself drops the connection; between the two limits the frame is counted as oversized."""
 SCAN_INTERVAL_S = 1.0
+RENEWAL_S = 30.0
+"""A socket silent for longer is connected anew: ZeroMQ never goes back to a peer that once broke its protocol."""
 POLL_MS = 50
 MAX_FRAMES_PER_TURN = 200
 """From one endpoint, before the others have their turn."""
@@ -40,6 +43,7 @@ class Receiver:
         self._intake = intake
         self._directory = directory
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._heard_s: dict[str, float] = {}
         self._unusable: set[str] = set()
         self._context = zmq.Context()
         self._poller = zmq.Poller()
@@ -92,7 +96,8 @@ class Receiver:
                     parts = subscriber.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
-                self._intake.take(endpoint, parts, time.monotonic())
+                self._heard_s[endpoint] = now_s = time.monotonic()
+                self._intake.take(endpoint, parts, now_s)
 
     def _scan(self) -> None:
         """Connect to new endpoints and let go of those that are gone."""
@@ -103,22 +108,29 @@ class Receiver:
         except OSError as error:
             self._complain(str(self._directory), f"cannot look for trainers: {error.strerror}")
             return
+        for endpoint in present & self._sockets.keys():
+            if time.monotonic() >= self._heard_s[endpoint] + RENEWAL_S:
+                self._disconnect(endpoint)
         for endpoint in present - self._sockets.keys():
-            try:
-                self._connect(endpoint)
-            except (UnicodeEncodeError, zmq.ZMQError) as error:  # a name that is no text, or too many sockets
-                self._complain(ascii(endpoint), f"cannot listen to it: {error}")
+            self._connect(endpoint)
         for endpoint in self._sockets.keys() - present:
             if not self._intake.has_open_session(endpoint):
-                subscriber = self._sockets.pop(endpoint)
-                self._poller.unregister(subscriber)
-                subscriber.close(linger=0)
+                self._disconnect(endpoint)
+
+    def _disconnect(self, endpoint: str) -> None:
+        subscriber = self._sockets.pop(endpoint)
+        self._poller.unregister(subscriber)
+        subscriber.close(linger=0)
 
     def _connect(self, endpoint: str) -> None:
-        if len(endpoint.encode()) > MAX_PATH_BYTES:
-            self._complain(endpoint, f"its path is longer than {MAX_PATH_BYTES} bytes")
+        if len(os.fsencode(endpoint)) > MAX_PATH_BYTES or not endpoint.isprintable():
+            self._complain(ascii(endpoint), f"its path is longer than {MAX_PATH_BYTES} bytes, or no plain text")
             return
-        subscriber = self._context.socket(zmq.SUB)
+        try:
+            subscriber = self._context.socket(zmq.SUB)
+        except zmq.ZMQError as error:
+            self._complain(endpoint, f"cannot listen to so many trainers: {error}; remove sockets without an owner")
+            return
         subscriber.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         subscriber.setsockopt(zmq.LINGER, 0)
         subscriber.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
@@ -127,6 +139,7 @@ class Receiver:
             subscriber.setsockopt(zmq.SUBSCRIBE, topic)
         subscriber.connect(f"ipc://{endpoint}")
         self._sockets[endpoint] = subscriber
+        self._heard_s[endpoint] = time.monotonic()
         self._poller.register(subscriber, zmq.POLLIN)
 
     def _complain(self, what: str, why: str) -> None:
