@@ -71,7 +71,7 @@ def assert_complete(place: Place, sidecar: Sidecar, trainer: Trainer) -> list[Re
     return records
 
 
-def assert_steady(records: list[Record], longest_s: float = 1.0) -> None:
+def assert_steady(records: list[Record], longest_s: float = 2.0) -> None:
     """The telemetry thread kept its interval: on the whole, and also at its worst on a busy machine."""
     times_s = [record.monotonic_s for record in records if isinstance(record, Snap)]
     intervals_s = [after - before for before, after in itertools.pairwise(times_s)]
