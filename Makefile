@@ -1,4 +1,4 @@
-# Every target sets up what it needs. PRESET= and ARGS= are passed on by `train`.
+# Every target sets up what it needs. PRESET= is passed on by `train`, ARGS= by `train`, `sidecar`, `test` and `bench`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ PRESET ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train sidecar test test-slow gpu-check fuzz check format docs clean
+.PHONY: help train sidecar test test-slow gpu-check fuzz bench check format docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ check: $(VENV)/.dev ## Lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(VENV)/.trainer ## Measure what telemetry costs (docs/benchmarks.md)
+	$(BIN)/python -m bench $(ARGS)
 
 format: $(VENV)/.dev ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .

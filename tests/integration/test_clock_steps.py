@@ -10,7 +10,8 @@ from sidecar_process import ROOT, Place, Sidecar, wait_for
 
 from shared.wire import Step
 from sidecar.journal import Journal
-from sidecar.sinks.wandb_spool import Row, Spool
+from sidecar.sinks.wandb_run import Row
+from sidecar.sinks.wandb_spool import Spool
 
 HOUR_S = 3600.0
 STEPS_PER_SECOND = 20.0

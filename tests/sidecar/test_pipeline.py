@@ -52,7 +52,7 @@ class Bench:
         return [row["train/step"] for _, row in self.spool.rows("run", 0, 10**6) if "train/step" in row]
 
     def _row_feed(self, stored: StoredSession) -> RowFeed:
-        return RowFeed(stored, self.journal, self.spool, 15.0, lambda _at, _time_s: {"x": 1.0})
+        return RowFeed(stored, self.journal, self.spool, 15.0, lambda _at, _time_s: {"x": 1.0}, lambda: None)
 
 
 @pytest.fixture

@@ -212,3 +212,20 @@ def test_a_trainer_is_found_where_another_program_spoke_before(
 
     assert receiver.is_alive
     assert listening.is_dense()
+
+
+@pytest.mark.usefixtures("trainer")
+def test_directory_that_everybody_may_write_is_not_looked_at(
+    listening: Listening, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where anybody could plant a socket no trainer is looked for until that is mended, and the log says so once."""
+    listening.runtime_dir.chmod(0o777)
+    listening.start()
+    wait_for(lambda: "not looking for trainers there" in caplog.text)
+    time.sleep(1.5)
+    before = listening.journal.sessions()
+    listening.runtime_dir.chmod(0o700)
+    wait_for(lambda: listening.watermark() > 10)
+
+    assert before == []
+    assert caplog.text.count("writable by everybody; chmod o-w it") == 1

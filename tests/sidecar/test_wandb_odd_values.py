@@ -5,7 +5,7 @@ import math
 from fake_wandb import FakeWandb
 from wandb_uplink import Uplink
 
-from sidecar.sinks.wandb_spool import Cursor, Row
+from sidecar.sinks.wandb_run import Cursor, Row
 
 
 def test_odd_values_arrive_in_their_rows(uplink: Uplink, server: FakeWandb) -> None:
