@@ -31,6 +31,8 @@ HEARTBEAT_TIMEOUT_MS = 6_000
 MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
 """Above this libzmq itself drops the connection; between the two limits the frame is counted as oversized."""
 SCAN_INTERVAL_S = 1.0
+RENEWAL_S = 30.0
+"""A socket silent for longer is connected anew: ZeroMQ never goes back to a peer that once broke its protocol."""
 HINT_AFTER_S = 10.0
 POLL_MS = 50
 IO_OF_LOCAL, IO_OF_REMOTE = 0b01, 0b10
@@ -59,6 +61,7 @@ class Receiver:
         self._curve = curve
         self._silent = set(self._remotes)
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._heard_s: dict[str, float] = {}
         self._unusable: set[str] = set()
         self._context = zmq.Context(io_threads=2)
         self._poller = zmq.Poller()
@@ -118,7 +121,8 @@ class Receiver:
                 except zmq.Again:
                     break
                 self._silent.discard(endpoint)
-                self._intake.take(endpoint, parts, time.monotonic())
+                self._heard_s[endpoint] = now_s = time.monotonic()
+                self._intake.take(endpoint, parts, now_s)
 
     def _scan(self) -> None:
         """Connect to new endpoints and let go of those that are gone."""
@@ -133,6 +137,7 @@ class Receiver:
         except EndpointError as error:
             self._complain(str(self._directory), f"not looking for trainers there: {error}")
             return
+        self._renew(present & self._sockets.keys())
         for endpoint in present - self._sockets.keys():
             try:
                 self._connect(endpoint)
@@ -140,9 +145,18 @@ class Receiver:
                 self._complain(ascii(endpoint), f"cannot listen to it: {error}")
         for endpoint in self._sockets.keys() - present - self._remotes.keys():
             if not self._intake.has_open_session(endpoint):
-                subscriber = self._sockets.pop(endpoint)
-                self._poller.unregister(subscriber)
-                subscriber.close(linger=0)
+                self._disconnect(endpoint)
+
+    def _renew(self, endpoints: set[str]) -> None:
+        """Let go of those that have been silent for long; they are connected again at once."""
+        for endpoint in endpoints:
+            if time.monotonic() >= self._heard_s[endpoint] + RENEWAL_S:
+                self._disconnect(endpoint)
+
+    def _disconnect(self, endpoint: str) -> None:
+        subscriber = self._sockets.pop(endpoint)
+        self._poller.unregister(subscriber)
+        subscriber.close(linger=0)
 
     def _connect(self, endpoint: str) -> None:
         if len(endpoint.encode()) > MAX_PATH_BYTES:
@@ -178,6 +192,7 @@ class Receiver:
 
     def _add(self, endpoint: str, subscriber: "zmq.Socket[bytes]") -> None:
         self._sockets[endpoint] = subscriber
+        self._heard_s[endpoint] = time.monotonic()
         self._poller.register(subscriber, zmq.POLLIN)
 
     def _hint(self) -> None:

@@ -11,7 +11,7 @@ import time
 
 import zmq
 
-PAUSE_S = 0.0005
+PAUSE_S = 0.0001
 
 
 def requests(session: str, number: int) -> bytes:
@@ -34,7 +34,7 @@ def main(path: str, session: str, habit: str) -> None:
         if number % 20_000 == 0 and number:
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
-        time.sleep(PAUSE_S if number > 3_000 else 0.0)
+        time.sleep(PAUSE_S if number > 10_000 else 0.0)
 
 
 if __name__ == "__main__":

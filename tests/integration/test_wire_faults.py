@@ -71,7 +71,7 @@ def assert_complete(place: Place, sidecar: Sidecar, trainer: Trainer) -> list[Re
     return records
 
 
-def assert_steady(records: list[Record], longest_s: float = 1.0) -> None:
+def assert_steady(records: list[Record], longest_s: float = 2.0) -> None:
     """The telemetry thread kept its interval: on the whole, and also at its worst on a busy machine."""
     times_s = [record.monotonic_s for record in records if isinstance(record, Snap)]
     intervals_s = [after - before for before, after in itertools.pairwise(times_s)]
@@ -96,7 +96,7 @@ def garbage(chance: random.Random) -> bytes:
 
 def test_two_thousand_garbage_connections(place: Place) -> None:
     """1. 2,000 connections send rubbish; 200 of them stay open. Result: steady pace, descriptors freed, no loss."""
-    trainer = place.trainer()
+    trainer = place.trainer(steps_per_second=150.0)
     sidecar = place.sidecar()
     path = str(place.runtime_dir / "run-0.sock")
     wait_for_more(sidecar, 100)
@@ -127,7 +127,7 @@ def test_a_greedy_subscriber_starves_nobody(place: Place, habit: str) -> None:
 
     Result: the gap is repaired, snapshots keep their interval, and the trainer's memory stays within its bound.
     """
-    trainer = place.trainer()
+    trainer = place.trainer(steps_per_second=150.0)
     sidecar = place.sidecar()
     wait_for_more(sidecar, 200)
     resident = resident_bytes(trainer.pid)
@@ -142,23 +142,28 @@ def test_a_greedy_subscriber_starves_nobody(place: Place, habit: str) -> None:
 
     assert hostile.poll() is None
     hostile.kill()
-    assert resident_bytes(trainer.pid, "VmHWM") < resident + 128 * MEBIBYTE
+    assert resident_bytes(trainer.pid, "VmHWM") < resident + 16 * MEBIBYTE
     assert_steady(assert_complete(place, sidecar, trainer))
     assert f"process {hostile.pid} subscribes to too much and was disconnected" in trainer.output
 
 
-def test_killed_trainer_starts_again_beside_its_leftovers(place: Place) -> None:
-    """1. A trainer is killed -9 and leaves its socket and lock. 2. The same run starts again.
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_killed_trainer_starts_again_beside_its_leftovers(place: Place, *, is_watched: bool) -> None:
+    """1. A trainer is killed -9, watched or not, and leaves its socket and lock. 2. The same run starts again.
 
     Result: two sessions, each complete up to what was received; the old one's series end; no row twice.
     """
-    first = place.trainer()
+    first = place.trainer(steps_per_second=150.0)
     sidecar = place.sidecar()
     wait_for_more(sidecar, 200)
+    if not is_watched:
+        sidecar.kill()
     first.process.kill()
     first.process.wait()
     assert {path.suffix for path in place.runtime_dir.iterdir()} == {".sock", ".lock"}
-    second = place.trainer()
+    second = place.trainer(steps_per_second=150.0)
+    if not is_watched:
+        sidecar = place.sidecar()
     wait_for(lambda: [t["pid"] for t in sidecar.status()["trainers"]] == [second.pid], "the new session")
     wait_for_more(sidecar, 200)
     page = sidecar.metrics()
@@ -188,7 +193,7 @@ def row_steps(place: Place) -> list[object]:
 
 def test_a_path_has_one_trainer(place: Place) -> None:
     """A second trainer on the same path gets one error that names the owner and the remedy; the first goes on."""
-    trainer = place.trainer()
+    trainer = place.trainer(steps_per_second=150.0)
     sidecar = place.sidecar()
     wait_for_more(sidecar, 50)
 
@@ -205,7 +210,7 @@ def test_leftovers_of_others_are_named(place: Place) -> None:
     """A socket file without an owner is taken over; a lock that cannot be taken is named with the remedy."""
     (place.runtime_dir / "run-0.sock").touch()
     (place.runtime_dir / "run-0.lock").write_text("whatever")
-    trainer = place.trainer()
+    trainer = place.trainer(steps_per_second=150.0)
     sidecar = place.sidecar()
     wait_for_more(sidecar, 20)
     assert_complete(place, sidecar, trainer)
