@@ -1,11 +1,12 @@
 """What the W&B sink reports and decides: end states, credentials, refusals, stops, several runs, push."""
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from fake_wandb import API_KEY, FakeWandb, Fault
-from wandb_uplink import FAST, Uplink, child_basis, hasty_basis
+from wandb_uplink import FAST, Uplink, assert_exactly_once, child_basis, hasty_basis
 
 from sidecar.sinks.wandb_push import push
 from sidecar.sinks.wandb_settings import child_environment, has_credentials
@@ -233,6 +234,33 @@ def test_push_that_cannot_work_says_why(uplink: Uplink, server: FakeWandb, tmp_p
     assert "none.db: no such spool" in said[0]
     assert "set WANDB_API_KEY" in said[1]
     assert said[-1].startswith("refused: 10 rows left")
+
+
+def test_push_of_a_run_that_another_sidecar_uploads(tmp_path: Path, server: FakeWandb) -> None:
+    """Push gives up on a run that somebody else writes, with the remedy, and one that was deleted it uploads again."""
+    (tmp_path / "other").mkdir()
+    other = Uplink(tmp_path / "other", child_basis(server))
+    uplink = Uplink(tmp_path, child_basis(server))
+    other.add(10)
+    other.drive_to_sent()
+    uplink.add(20)
+    said: list[str] = []
+    codes: list[int] = []
+    pushing = threading.Thread(
+        target=lambda: codes.append(push(uplink.path, uplink.settings, child_basis(server), said.append))
+    )
+    pushing.start()
+    other.rows_per_second = 10.0
+    other.drive(lambda: not pushing.is_alive())
+    num_rows = other.spool.num_rows("run")
+    other.close()
+    server.delete("run")
+    codes.append(push(other.path, other.settings, child_basis(server), said.append))
+    uplink.close()
+
+    assert codes == [1, 0]
+    assert any(line.startswith("conflict: 20 rows left") and "wandb.mode=off" in line for line in said)
+    assert_exactly_once(server, num_rows)
 
 
 def test_second_uploader_waits_outside(uplink: Uplink, server: FakeWandb) -> None:
