@@ -282,10 +282,7 @@ def _run(row: tuple[Any, ...]) -> SpooledRun:
 
 
 def owner_name(path: Path) -> str:
-    """What the spool at a path calls itself on the server: kept beside it, so that it outlives a damaged spool.
-
-    It has the number of its own file in it, so that a copied state directory calls itself otherwise.
-    """
+    """What a spool calls itself on the server: kept beside it to outlive damage, and another one for a copy."""
     id_path = path.with_suffix(".id")
     name = uuid.uuid4().hex[:12]
     with suppress(OSError):
