@@ -1,11 +1,10 @@
 """Uploads one run from the spool to W&B: `python -m sidecar.sinks.wandb_child`, started by the supervisor.
 
 A process of its own, because wandb may hang, exit or raise KeyboardInterrupt where it likes, and because killing it is
-harmless: the spool numbers rows densely, W&B counts the lines it has, and a new child goes on from `run.starting_step`.
+harmless: the spool numbers rows densely, W&B counts the lines it has, and a new child goes on behind them.
 Facts behind the calls here (wandb 0.31):
 
 * Only `commit=True` sends a row at once; a row whose step is lower than the server's is dropped, never repeated.
-* `run.step` is 0 right after a resume; `run.starting_step` is right.
 * After `stop_fn` was called the child sends what it can and leaves. If the server then turns out to have every row,
   uploading worked, and the next child takes a stop for one from the UI, which concerns us no further.
 

@@ -56,6 +56,8 @@ class RunHistory:
         self._num_failures = min(self._num_failures + 1, 30)
         if failure.reason == "refused":
             pause_s = max(pause_s, settings.refused_backoff_s)
+        if failure.reason == "behind":
+            pause_s = max(pause_s, settings.quiet_s / 2)
         self.retry_s = now_s + pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads restarts, hides nothing
         if failure.reason == "contested":
             self.retry_s = self._sighted_s + settings.quiet_s * random.uniform(1.0, 1.5)  # noqa: S311 - the same

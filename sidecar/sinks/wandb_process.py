@@ -22,6 +22,7 @@ class ChildProcess:
     def __init__(self, task: Task, environment: Mapping[str, str], now_s: float) -> None:
         self.run_id = task.run_id
         self.started_s = self.heard_s = now_s
+        """When it was started, then when it had attached; and when it last said something."""
         self.leaving = False
         self.is_attached = False
         self.num_sent: int | None = None

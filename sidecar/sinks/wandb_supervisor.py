@@ -140,13 +140,19 @@ class WandbSupervisor:
         elif now_s > child.heard_s + self._settings.hang_timeout_s:
             child.failure = Failed("unreachable", f"made no progress for {self._settings.hang_timeout_s:g} s, killed")
             child.process.kill()
-        elif now_s > child.started_s + self._settings.slice_s and not child.leaving and self._candidates(now_s):
+        elif (
+            child.is_attached
+            and now_s > child.started_s + self._settings.slice_s
+            and not child.leaving
+            and self._candidates(now_s)
+        ):
             child.leaving = True
             child.process.terminate()
 
     def _hear(self, child: ChildProcess, message: Message) -> None:
         if isinstance(message, Attached):
             child.is_attached = True
+            child.started_s = child.heard_s
             self._history(child.run_id).note_attached()
             self._spool.set_base_step(child.run_id, message.base_step)
             self._spool.set_confirmed(child.run_id, message.next_row, message.num_lines)

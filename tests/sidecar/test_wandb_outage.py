@@ -30,7 +30,7 @@ def memory_bytes(pid: int | None) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") + sum(memory_bytes(int(child)) for child in children)
 
 
-@pytest.fixture(params=[pytest.param(1, id="short"), pytest.param(10, id="long", marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(1, id="short"), pytest.param(6, id="long", marks=pytest.mark.slow)])
 def scale(request: pytest.FixtureRequest) -> int:
     """How much longer than the shortest."""
     factor: int = request.param

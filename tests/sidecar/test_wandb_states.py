@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 from fake_wandb import API_KEY, FakeWandb, Fault
-from wandb_uplink import FAST, Uplink, child_basis, hasty_basis
+from wandb_uplink import Uplink, child_basis, hasty_basis
 
-from sidecar.sinks.wandb_push import push
 from sidecar.sinks.wandb_run import Cursor
 from sidecar.sinks.wandb_settings import child_environment, has_credentials
 
@@ -200,39 +199,6 @@ def test_other_modes_start_nothing(tmp_path: Path, server: FakeWandb, mode: str)
     uplink.close()
 
     assert (state.state, state.lag_records, server.requests) == (mode, 10, [])
-
-
-def test_push_sends_everything_and_ends(uplink: Uplink, server: FakeWandb) -> None:
-    """Push sends what is there, closes what is over, leaves a living run running, and returns 0; twice is harmless."""
-    uplink.add(20, "over")
-    uplink.end(3, "over")
-    uplink.add(20, "alive")
-    said: list[str] = []
-    codes = [push(uplink.path, FAST, child_basis(server), said.append) for _ in range(2)]
-
-    assert codes == [0, 0]
-    assert said[-1] == "idle: 0 rows left"
-    assert {run_id: (len(run.history), run.state) for run_id, run in server.runs.items()} == {
-        "alive": (20, "running"),
-        "over": (20, "failed"),
-    }
-
-
-def test_push_that_cannot_work_says_why(uplink: Uplink, server: FakeWandb, tmp_path: Path) -> None:
-    """Without a spool, without a key, or with a key that is refused, push returns 1 and says what to do."""
-    uplink.add(10)
-    environ = child_basis(server)
-    said: list[str] = []
-    codes = [push(tmp_path / "none.db", FAST, environ, said.append)]
-    keyless = {"PATH": environ["PATH"], "HOME": str(tmp_path)}
-    codes.append(push(uplink.path, FAST, keyless, said.append))
-    server.fault = lambda operation: Fault("status", 401) if operation == "UpsertBucket" else None
-    codes.append(push(uplink.path, FAST, environ, said.append))
-
-    assert codes == [1, 1, 1]
-    assert "none.db: no such spool" in said[0]
-    assert "set WANDB_API_KEY" in said[1]
-    assert said[-1].startswith("refused: 10 rows left")
 
 
 def test_second_uploader_waits_outside(uplink: Uplink, server: FakeWandb) -> None:
