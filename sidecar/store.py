@@ -97,6 +97,11 @@ class Series:
 
     def newest(self, time_us: int, lookback_us: int) -> float | None:
         """Return the newest value at or before a time and younger than the look-back, unless it went stale since."""
+        index = self.newest_index(time_us, lookback_us)
+        return None if index is None else self.values[index]
+
+    def newest_index(self, time_us: int, lookback_us: int) -> int | None:
+        """Return where the sample is that `newest` gives the value of."""
         index = bisect_right(self.times_us, time_us) - 1
         if index < 0:
             return None
@@ -107,7 +112,7 @@ class Series:
             marker = bisect_right(self.stale_us, time_us) - 1
             if marker >= 0 and self.stale_us[marker] >= sample_us:
                 return None
-        return self.values[index]
+        return index
 
     def span(self, start_us: int, end_us: int) -> tuple[int, int]:
         """Return the indices (first, end) of the samples with start < time <= end."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from sidecar.promql.arithmetic import divide, modulo, power
 from sidecar.promql.values import PromqlError, Value, Vector, distinct, without_name
 from sidecar.samples import Labels
 from sidecar.store import NAME_LABEL
@@ -33,39 +34,13 @@ class Matching:
         return tuple(pair for pair in labels if pair[0] not in self.labels and pair[0] != NAME_LABEL)
 
 
-def _divide(left: float, right: float) -> float:
-    if right != 0:
-        return left / right
-    if left == 0 or math.isnan(left):
-        return math.nan
-    return math.copysign(math.inf, left) * math.copysign(1.0, right)
-
-
-def _modulo(left: float, right: float) -> float:
-    try:
-        return math.fmod(left, right)
-    except ValueError:
-        return math.nan
-
-
-def _power(base: float, exponent: float) -> float:
-    try:
-        return math.pow(base, exponent)
-    except OverflowError:
-        return -math.inf if base < 0 and exponent % 2 == 1 else math.inf
-    except ValueError:
-        if base != 0:
-            return math.nan
-        return math.copysign(math.inf, base) if exponent % 2 == 1 else math.inf
-
-
 _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "+": py.add,
     "-": py.sub,
     "*": py.mul,
-    "/": _divide,
-    "%": _modulo,
-    "^": _power,
+    "/": divide,
+    "%": modulo,
+    "^": power,
     "atan2": math.atan2,
 }
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -145,14 +120,12 @@ def _set(operation: Operation, left: Vector, right: Vector) -> Vector:
 
 def _paired(operation: Operation, left: Vector, right: Vector) -> Vector:
     """Pair each element of the side that may have many with the one of equal key on the other side."""
+    if not left or not right:
+        return []
     matching = operation.matching
     swapped = matching.cardinality == "right"
     many, one = (right, left) if swapped else (left, right)
-    singles: dict[Labels, tuple[Labels, float]] = {}
-    for element in one:
-        if singles.setdefault(key := matching.key(element[0]), element) is not element:
-            raise _ambiguous(key, "left" if swapped else "right", "aggregate that side or match on more labels")
-
+    singles = _singles(one, matching)
     results: dict[Labels, float] = {}
     used: set[Labels] = set()
     for labels, value in many:
@@ -172,6 +145,16 @@ def _paired(operation: Operation, left: Vector, right: Vector) -> Vector:
     return list(results.items())
 
 
+def _singles(one: Vector, matching: Matching) -> dict[Labels, tuple[Labels, float]]:
+    """Return the elements of the side that has at most one for each key, by key."""
+    singles: dict[Labels, tuple[Labels, float]] = {}
+    for element in one:
+        if singles.setdefault(key := matching.key(element[0]), element) is not element:
+            side = "left" if matching.cardinality == "right" else "right"
+            raise _ambiguous(key, side, "aggregate that side or match on more labels")
+    return singles
+
+
 def _result_labels(operation: Operation, many: Labels, one: Labels) -> Labels:
     matching = operation.matching
     labels = many if operation.keeps_name else without_name(many)
@@ -183,7 +166,8 @@ def _result_labels(operation: Operation, many: Labels, one: Labels) -> Labels:
     for label in matching.include:
         merged.pop(label, None)
     merged.update(pair for pair in one if pair[0] in matching.include)
-    return tuple(sorted(merged.items()))
+    included = tuple(sorted(merged.items()))
+    return without_name(included) if operation.returns_bool else included
 
 
 def _ambiguous(labels: Labels, side: str, remedy: str) -> PromqlError:

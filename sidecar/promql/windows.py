@@ -3,6 +3,10 @@
 Each takes a window that holds at least one sample and returns a value, or None where Prometheus gives no result.
 """
 
+import math
+import operator
+from itertools import pairwise
+
 from sidecar.promql import statistics
 from sidecar.promql.values import Window
 from sidecar.store import MICROSECONDS_PER_S
@@ -13,8 +17,8 @@ EDGE_FACTOR = 1.1
 
 def rate(window: Window) -> float | None:
     """Per-second increase of a counter, extrapolated to the window's edges."""
-    increased = increase(window)
-    return None if increased is None else increased / window.range_s
+    increased = _extrapolated(window, is_counter=True)
+    return None if increased is None else increased / window.interval.length_s
 
 
 def increase(window: Window) -> float | None:
@@ -28,21 +32,23 @@ def delta(window: Window) -> float | None:
 
 
 def _extrapolated(window: Window, *, is_counter: bool) -> float | None:
-    series, first, last = window.series, window.first, window.end - 1
+    series, first, end, interval = window
+    last = end - 1
     if last == first:
         return None
-    first_us, last_us = series.times_us[first], series.times_us[last]
-    difference = series.values[last] - series.values[first]
-    if is_counter:
+    times_us, values = series.times_us, series.values
+    first_us, last_us = times_us[first], times_us[last]
+    difference = values[last] - values[first]
+    if is_counter and series.lost_us:
         for lost in series.losses(first_us, last_us):
             difference += lost
 
     sampled_s = (last_us - first_us) / MICROSECONDS_PER_S
     average_s = sampled_s / (last - first)
-    to_start_s = _reach(first_us - window.start_us, average_s)
-    to_end_s = _reach(window.end_us - last_us, average_s)
-    if is_counter and difference > 0 and series.values[first] >= 0:
-        to_start_s = min(to_start_s, sampled_s * (series.values[first] / difference))
+    to_start_s = _reach(first_us - interval.start_us, average_s)
+    to_end_s = _reach(interval.end_us - last_us, average_s)
+    if is_counter and difference > 0 and values[first] >= 0:
+        to_start_s = min(to_start_s, sampled_s * (values[first] / difference))
     return difference * ((sampled_s + to_start_s + to_end_s) / sampled_s)
 
 
@@ -62,24 +68,44 @@ def irate(window: Window) -> float | None:
     return increased / ((times_us[last] - times_us[last - 1]) / MICROSECONDS_PER_S)
 
 
-def sum_over_time(window: Window) -> float:
-    """Sum of the samples."""
-    return statistics.total(window.values)
+def idelta(window: Window) -> float | None:
+    """Difference between the newest two samples of a gauge."""
+    last = window.end - 1
+    return None if last == window.first else window.series.values[last] - window.series.values[last - 1]
 
 
-def avg_over_time(window: Window) -> float:
-    """Mean of the samples."""
-    return statistics.mean(window.values)
+def deriv(window: Window) -> float | None:
+    """Slope per second of a line through the samples."""
+    if window.end - window.first == 1:
+        return None
+    return _line(window, window.series.times_us[window.first])[0]
 
 
-def min_over_time(window: Window) -> float:
-    """Least of the samples; NaN only if all are."""
-    return statistics.smallest(window.values)
+def predict_linear(window: Window, ahead_s: float) -> float | None:
+    """Value that a line through the samples has some seconds after the time of evaluation."""
+    if window.end - window.first == 1:
+        return None
+    slope, now = _line(window, window.interval.time_us)
+    return slope * ahead_s + now
 
 
-def max_over_time(window: Window) -> float:
-    """Greatest of the samples; NaN only if all are."""
-    return statistics.largest(window.values)
+def _line(window: Window, origin_us: int) -> tuple[float, float]:
+    return statistics.line([(at - origin_us) / MICROSECONDS_PER_S for at in window.times_us], window.values)
+
+
+def changes(window: Window) -> float:
+    """Number of times that the value changed; from NaN to NaN is no change."""
+    values = window.values
+    num_changes = sum(map(operator.ne, values, values[1:]))
+    if any(map(math.isnan, values)):
+        num_changes -= sum(math.isnan(left) and math.isnan(right) for left, right in pairwise(values))
+    return float(num_changes)
+
+
+def resets(window: Window) -> float:
+    """Number of times that the value fell."""
+    times_us = window.series.times_us
+    return float(len(window.series.losses(times_us[window.first], times_us[window.end - 1])))
 
 
 def count_over_time(window: Window) -> float:
@@ -90,3 +116,8 @@ def count_over_time(window: Window) -> float:
 def last_over_time(window: Window) -> float:
     """Newest of the samples."""
     return window.series.values[window.end - 1]
+
+
+def quantile_over_time(window: Window, share: float) -> float:
+    """Quantile of the samples."""
+    return statistics.quantile(share, window.values)
