@@ -5,8 +5,8 @@ Windows are open on the left, an instant look-up reaches back five minutes, a st
 
 from sidecar.promql.aggregations import Grouping, aggregate
 from sidecar.promql.functions import FUNCTIONS, Invocation
-from sidecar.promql.operators import combine
 from sidecar.promql.nodes import Aggregation, Binary, Call, Negation, Node, Number, Selector, Text, walk
+from sidecar.promql.operators import combine
 from sidecar.promql.syntax import parse
 from sidecar.promql.values import Interval, Matrix, PromqlError, Value, Vector, Window, distinct, without_name
 from sidecar.store import MICROSECONDS_PER_S, Store, microseconds
