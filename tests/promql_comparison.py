@@ -29,9 +29,11 @@ def assert_same(actual: float | Vector | None, expected: float | Vector | None) 
     """Fail unless both are refusals, or numbers that agree, or vectors of the same labels whose values agree."""
     if isinstance(actual, list) and isinstance(expected, list):
         values = dict(expected)
-        assert sorted(labels for labels, _ in actual) == sorted(values)
-        assert [(labels, value, values[labels]) for labels, value in actual if not agrees(value, values[labels])] == []
+        labels = sorted(labels for labels, _ in actual)
+        assert labels == sorted(values), f"labels {labels}, expected {sorted(values)}"
+        differing = [(labels, value, values[labels]) for labels, value in actual if not agrees(value, values[labels])]
+        assert differing == [], f"labels, value, expected value: {differing}"
     elif isinstance(actual, float) and isinstance(expected, float):
-        assert agrees(actual, expected), (actual, expected)
+        assert agrees(actual, expected), f"{actual}, expected {expected}"
     else:
-        assert actual == expected
+        assert actual == expected, f"{actual}, expected {expected}"

@@ -77,6 +77,7 @@ def _gauges(rng: random.Random) -> Iterator[Sample]:
         for second in range(LENGTH_S):
             labels = labels_of(queue=queue, worker=worker, role="target")
             yield Sample("depth", labels, START_S + second + 0.75, float(rng.randint(0, 9) if second else 0))
+    yield from _noise(rng)
     for queue, flavour, capacity in [("a", "sweet", 8.0), ("b", "sour", 4.0), ("d", "dry", 1.0)]:
         for second in range(0, LENGTH_S, 15):
             yield Sample("capacity", labels_of(queue=queue, flavour=flavour), START_S + second + 0.75, capacity)
@@ -84,6 +85,10 @@ def _gauges(rng: random.Random) -> Iterator[Sample]:
         for second in range(LENGTH_S):
             value = rng.choice((math.nan, math.inf, -math.inf, 1.0, 2.5, -3.0, 4e300))
             yield Sample("odd", labels_of(role="target", worker=worker), START_S + second + 0.75, value)
+
+
+def _noise(rng: random.Random) -> Iterator[Sample]:
+    """Series with many labels, of very different size and density."""
     for index in range(9):
         labels = labels_of(**{f"label_{place}": str(index // 3**place % 3) for place in range(12)}, index=str(index))
         for second in range(0, LENGTH_S, 1 + index):

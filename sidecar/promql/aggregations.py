@@ -38,6 +38,10 @@ class Grouping:
             return tuple([pair for pair in labels if pair[0] not in self._labels])
         return tuple([pair for pair in labels if pair[0] in self._labels]) if self._labels else ()
 
+    def including(self, label: str) -> "Grouping":
+        """Return the grouping under which elements that differ in one more label are apart."""
+        return self if self._without else Grouping(self._labels | {label}, without=False)
+
     def groups(self, vector: Vector) -> Iterable[tuple[Labels, Vector]]:
         """Return the elements of each group."""
         groups: dict[Labels, Vector] = {}
@@ -85,7 +89,7 @@ def _extremes(vector: Vector, grouping: Grouping, count: float, *, largest: bool
 def _count_values(vector: Vector, grouping: Grouping, label: str) -> Vector:
     """Count the elements of each value, which becomes a label."""
     valued = [(with_label(labels, label, _written(value)), value) for labels, value in vector]
-    return [(labels, float(len(members))) for labels, members in grouping.groups(valued)]
+    return [(labels, float(len(members))) for labels, members in grouping.including(label).groups(valued)]
 
 
 def _written(value: float) -> str:

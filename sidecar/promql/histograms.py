@@ -14,7 +14,10 @@ from sidecar.samples import Labels
 BUCKET_LABEL = "le"
 COUNT_TOLERANCE = 1e-12
 """Relative difference of neighbouring counts below which it is taken for rounding."""
-_NUMBER = re.compile(r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|inf|infinity)|nan", re.IGNORECASE)
+_DIGITS = "[0-9](?:_?[0-9])*"
+_NUMBER = re.compile(
+    rf"[-+]?(?:(?:{_DIGITS}\.?(?:{_DIGITS})?|\.{_DIGITS})(?:e[-+]?{_DIGITS})?|inf|infinity)|nan", re.IGNORECASE
+)
 
 Buckets = dict[float, float]
 """Cumulative count by upper bound."""

@@ -17,13 +17,12 @@ EDGE_FACTOR = 1.1
 
 def rate(window: Window) -> float | None:
     """Per-second increase of a counter, extrapolated to the window's edges."""
-    increased = _extrapolated(window, is_counter=True)
-    return None if increased is None else increased / window.interval.length_s
+    return _extrapolated(window, per_s=window.interval.length_s)
 
 
 def increase(window: Window) -> float | None:
     """Increase of a counter over the window, extrapolated to its edges but never to before the counter was zero."""
-    return _extrapolated(window, is_counter=True)
+    return _extrapolated(window)
 
 
 def delta(window: Window) -> float | None:
@@ -31,7 +30,7 @@ def delta(window: Window) -> float | None:
     return _extrapolated(window, is_counter=False)
 
 
-def _extrapolated(window: Window, *, is_counter: bool) -> float | None:
+def _extrapolated(window: Window, *, is_counter: bool = True, per_s: float = 1.0) -> float | None:
     series, first, end, interval = window
     last = end - 1
     if last == first:
@@ -49,7 +48,7 @@ def _extrapolated(window: Window, *, is_counter: bool) -> float | None:
     to_end_s = _reach(interval.end_us - last_us, average_s)
     if is_counter and difference > 0 and values[first] >= 0:
         to_start_s = min(to_start_s, sampled_s * (values[first] / difference))
-    return difference * ((sampled_s + to_start_s + to_end_s) / sampled_s)
+    return difference * ((sampled_s + to_start_s + to_end_s) / sampled_s / per_s)
 
 
 def _reach(gap_us: int, average_s: float) -> float:
