@@ -1,6 +1,5 @@
 """The parts of a date in UTC of a time in Unix seconds, for any number there is."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ _DAYS_PER_ERA = 146_097
 """Days in the 400 years after which the calendar repeats."""
 _EPOCH_DAY = 719_468
 """Days from 1 March of the year 0, where eras begin, to 1 January 1970."""
-_DAYS_BEFORE_MARCH = 59
+_INT64_LIMIT = 2**63
 
 
 class Date(NamedTuple):
@@ -60,10 +59,13 @@ def date_at(seconds: int) -> Date:
 
 
 def of_time(part: Callable[[int], int]) -> Callable[[float], float]:
-    """Turn a part of a time in whole seconds into a function of float seconds; NaN and infinities give NaN."""
+    """Turn a part of a time in whole seconds into a function of float seconds.
+
+    What is no 64-bit integer, NaN too, is the second after the last one, in the year 292277026596, as in Prometheus.
+    """
 
     def of_seconds(time_s: float) -> float:
-        return float(part(int(time_s))) if math.isfinite(time_s) else math.nan
+        return float(part(int(time_s) if abs(time_s) < _INT64_LIMIT else _INT64_LIMIT))
 
     return of_seconds
 
