@@ -230,7 +230,7 @@ def test_increase_is_never_negative(steps: list[tuple[float, float]], range_s: i
     rate = dict(evaluate(f"rate(c[{range_s}s])", store, now + later))
 
     assert all(value >= 0 for value in increase.values())
-    assert rate == {labels: value / range_s for labels, value in increase.items()}
+    assert rate == {labels: pytest.approx(value / range_s, rel=1e-15) for labels, value in increase.items()}
 
 
 @settings(deadline=None)
