@@ -116,7 +116,11 @@ class Series:
 
     def span(self, start_us: int, end_us: int) -> tuple[int, int]:
         """Return the indices (first, end) of the samples with start < time <= end."""
-        return bisect_right(self.times_us, start_us), bisect_right(self.times_us, end_us)
+        times_us = self.times_us
+        first = bisect_right(times_us, start_us)
+        # Nearly always the window ends after the newest sample.
+        end = len(times_us)
+        return first, end if end == 0 or times_us[-1] <= end_us else bisect_right(times_us, end_us)
 
     def losses(self, first_us: int, last_us: int) -> Sequence[float]:
         """Return the value before each fall of the series with first < time of the fall <= last."""

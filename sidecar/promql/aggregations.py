@@ -44,6 +44,8 @@ class Grouping:
 
     def groups(self, vector: Vector) -> Iterable[tuple[Labels, Vector]]:
         """Return the elements of each group."""
+        if not self._labels:
+            return [((), vector)] if vector else []
         groups: dict[Labels, Vector] = {}
         for element in vector:
             groups.setdefault(self.key(element[0]), []).append(element)

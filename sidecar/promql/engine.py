@@ -8,7 +8,7 @@ from sidecar.promql.functions import FUNCTIONS, Invocation
 from sidecar.promql.nodes import Aggregation, Binary, Call, Negation, Node, Number, Selector, Text, walk
 from sidecar.promql.operators import combine
 from sidecar.promql.syntax import parse
-from sidecar.promql.values import Interval, Matrix, PromqlError, Value, Vector, Window, distinct, without_name
+from sidecar.promql.values import Interval, Matrix, PromqlError, Value, Vector, distinct, without_name
 from sidecar.store import MICROSECONDS_PER_S, Store, microseconds
 
 LOOKBACK_S = 300.0
@@ -88,12 +88,12 @@ def _sample_times(selector: Selector, store: Store, time_s: float) -> Vector:
 def _windows(selector: Selector, range_us: int, store: Store, time_us: int) -> Matrix:
     end_us = time_us - selector.offset_us
     interval = Interval(end_us - range_us, end_us, time_us)
-    windows = []
+    spans = []
     for series in store.select(selector.matchers):
         first, end = series.span(interval.start_us, interval.end_us)
         if first < end:
-            windows.append(Window(series, first, end, interval))
-    return Matrix(windows, of_one_name=selector.name is not None)
+            spans.append((series, first, end))
+    return Matrix(spans, interval, of_one_name=selector.name is not None)
 
 
 def _aggregated(node: Aggregation, store: Store, time_s: float) -> Vector:

@@ -12,7 +12,8 @@ from sidecar.promql import arithmetic, dates, statistics, windows
 from sidecar.promql.histograms import histogram_fraction, histogram_quantile
 from sidecar.promql.nodes import Node
 from sidecar.promql.relabeling import label_join, label_replace, labels_of_absence
-from sidecar.promql.values import Matrix, Value, Vector, Window, distinct, without_name
+from sidecar.promql.values import Interval, Matrix, Value, Vector, distinct, without_name
+from sidecar.store import Series
 
 
 class Invocation(NamedTuple):
@@ -50,21 +51,20 @@ def _over_windows(function: Callable[..., float | None], *, keeps_name: bool = F
     """Apply a function of a window, and of the numbers among the arguments, to each series; leave out None."""
 
     def apply(invocation: Invocation) -> Value:
-        matrix, numbers = invocation.matrix, invocation.numbers
+        (spans, interval, of_one_name), numbers = invocation.matrix, invocation.numbers
         vector: Vector = []
-        for window in matrix.windows:
-            value = function(window, *numbers)
+        for series, first, end in spans:
+            value = function(series, first, end, interval, *numbers)
             if value is not None:
-                series = window.series
                 vector.append((series.identity if keeps_name else series.labels, value))
-        return vector if matrix.of_one_name else distinct(vector)
+        return vector if of_one_name else distinct(vector)
 
     return apply
 
 
 def _over_time(statistic: Callable[[Sequence[float]], float]) -> Function:
-    def of_window(window: Window) -> float:
-        return statistic(window.series.values[window.first : window.end])
+    def of_window(series: Series, first: int, end: int, _interval: Interval) -> float:
+        return statistic(series.values[first:end])
 
     return _over_windows(of_window)
 
@@ -101,7 +101,7 @@ def _clamp(invocation: Invocation, least: float, most: float) -> Value:
 
 def _absent(invocation: Invocation) -> Value:
     (value,) = invocation.values
-    present = value.windows if isinstance(value, Matrix) else value
+    present = value.spans if isinstance(value, Matrix) else value
     return [] if present else [(labels_of_absence(invocation.nodes[0]), 1.0)]
 
 

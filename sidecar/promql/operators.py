@@ -30,8 +30,12 @@ class Matching:
     def key(self, labels: Labels) -> Labels:
         """Return the labels that have to be equal."""
         if self.on:
-            return tuple(pair for pair in labels if pair[0] in self.labels)
-        return tuple(pair for pair in labels if pair[0] not in self.labels and pair[0] != NAME_LABEL)
+            return tuple([pair for pair in labels if pair[0] in self.labels])
+        if labels and labels[0][0] == NAME_LABEL:
+            labels = labels[1:]
+        if not self.labels and (not labels or labels[0][0] > NAME_LABEL):
+            return labels
+        return tuple([pair for pair in labels if pair[0] not in self.labels and pair[0] != NAME_LABEL])
 
 
 _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
@@ -68,14 +72,14 @@ class Operation:
         """Whether the result is still the left metric: only a comparison that filters."""
         return self.operator in _COMPARISONS and not self.returns_bool
 
-    def of(self, left: float, right: float) -> float | None:
-        """Return the result for two numbers; None when a filtering comparison does not hold."""
+    def of_two(self) -> Callable[[float, float], float | None]:
+        """Return the function of two numbers; it gives None when a filtering comparison does not hold."""
         if (arithmetic := _ARITHMETIC.get(self.operator)) is not None:
-            return arithmetic(left, right)
-        holds = _COMPARISONS[self.operator](left, right)
+            return arithmetic
+        compare = _COMPARISONS[self.operator]
         if self.returns_bool:
-            return float(holds)
-        return left if holds else None
+            return lambda left, right: float(compare(left, right))
+        return lambda left, right: left if compare(left, right) else None
 
 
 def combine(operation: Operation, left: Value, right: Value) -> float | Vector:
@@ -86,7 +90,7 @@ def combine(operation: Operation, left: Value, right: Value) -> float | Vector:
     assert isinstance(left, float | list)
     assert isinstance(right, float | list)
     if isinstance(left, float) and isinstance(right, float):
-        value = operation.of(left, right)
+        value = operation.of_two()(left, right)
         assert value is not None, "the parser demands bool between numbers"
         return value
     if isinstance(left, list) and isinstance(right, list):
@@ -100,13 +104,13 @@ def combine(operation: Operation, left: Value, right: Value) -> float | Vector:
 
 def _with_number(operation: Operation, elements: Vector, number: float, *, number_is_left: bool) -> Vector:
     """Apply to each element; a filtering comparison keeps the element's own value on whichever side it is."""
+    of_two, keeps_name = operation.of_two(), operation.keeps_name
     vector: Vector = []
     for labels, value in elements:
-        result = operation.of(number, value) if number_is_left else operation.of(value, number)
-        if result is None:
-            continue
-        vector.append((labels, value) if operation.keeps_name else (without_name(labels), result))
-    return distinct(vector)
+        result = of_two(number, value) if number_is_left else of_two(value, number)
+        if result is not None:
+            vector.append((labels, value) if keeps_name else (without_name(labels), result))
+    return vector if keeps_name else distinct(vector)
 
 
 def _set(operation: Operation, left: Vector, right: Vector) -> Vector:
@@ -126,13 +130,14 @@ def _paired(operation: Operation, left: Vector, right: Vector) -> Vector:
     swapped = matching.cardinality == "right"
     many, one = (right, left) if swapped else (left, right)
     singles = _singles(one, matching)
+    of_two = operation.of_two()
     results: dict[Labels, float] = {}
     used: set[Labels] = set()
     for labels, value in many:
         key = matching.key(labels)
         if (single := singles.get(key)) is None:
             continue
-        result = operation.of(single[1], value) if swapped else operation.of(value, single[1])
+        result = of_two(single[1], value) if swapped else of_two(value, single[1])
         if result is None:
             continue
         if matching.cardinality == "one" and key in used:
@@ -159,7 +164,9 @@ def _result_labels(operation: Operation, many: Labels, one: Labels) -> Labels:
     matching = operation.matching
     labels = many if operation.keeps_name else without_name(many)
     if matching.cardinality == "one":
-        return tuple(pair for pair in labels if (pair[0] in matching.labels) == matching.on)
+        if not matching.on and not matching.labels:
+            return labels
+        return tuple([pair for pair in labels if (pair[0] in matching.labels) == matching.on])
     if not matching.include:
         return labels
     merged = dict(labels)

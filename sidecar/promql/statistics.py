@@ -27,9 +27,13 @@ def _exact(values: Sequence[float]) -> float | None:
     """Exact sum, None where compensated addition may give something else."""
     try:
         exact = math.fsum(values)
-        return exact if abs(exact) > CANCELLATION * math.fsum(map(abs, values)) and math.isfinite(exact) else None
+        if not math.isfinite(exact):
+            return None
+        if min(values) >= 0 or abs(exact) > CANCELLATION * math.fsum(map(abs, values)):
+            return exact
     except (ValueError, OverflowError):
-        return None
+        pass  # opposite infinities, or a sum beyond the largest number
+    return None
 
 
 def total(values: Sequence[float]) -> float:

@@ -1,10 +1,9 @@
 """What expressions evaluate to: a number, a string, an instant vector, or windows of samples."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from sidecar.samples import Labels
-from sidecar.store import MICROSECONDS_PER_S, NAME_LABEL, Series
+from sidecar.store import NAME_LABEL, Series
 
 METADATA_LABELS = frozenset({NAME_LABEL, "__type__", "__unit__"})
 """Labels that say what a value is, and go when an operation makes something else of it."""
@@ -29,35 +28,16 @@ class Interval(NamedTuple):
     end_us: int
     time_us: int
 
-    @property
-    def length_s(self) -> float:
-        """Length in seconds, whether or not samples fill it."""
-        return (self.end_us - self.start_us) / MICROSECONDS_PER_S
 
-
-class Window(NamedTuple):
-    """The samples `first` to `end - 1` of a series: those inside an interval. Never empty."""
-
-    series: Series
-    first: int
-    end: int
-    interval: Interval
-
-    @property
-    def values(self) -> Sequence[float]:
-        """The values in time order, as a copy."""
-        return self.series.values[self.first : self.end]
-
-    @property
-    def times_us(self) -> Sequence[int]:
-        """The times in order, as a copy."""
-        return self.series.times_us[self.first : self.end]
+Span = tuple[Series, int, int]
+"""The samples `first` to `end - 1` of a series: those inside an interval, at least one."""
 
 
 class Matrix(NamedTuple):
-    """One window per series; `of_one_name` when all have the same metric name."""
+    """The samples of each series in an interval; `of_one_name` when all series have the same metric name."""
 
-    windows: list[Window]
+    spans: list[Span]
+    interval: Interval
     of_one_name: bool
 
 

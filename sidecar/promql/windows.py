@@ -1,6 +1,7 @@
 """What range functions make of one window of samples, with the arithmetic of Prometheus 3.
 
-Each takes a window that holds at least one sample and returns a value, or None where Prometheus gives no result.
+Each takes a series, the indices `first` to `end - 1` of the samples in the window, of which there is at least one, and
+the interval that the window spans. It returns a value, or None where Prometheus gives no result.
 """
 
 import math
@@ -8,115 +9,117 @@ import operator
 from itertools import pairwise
 
 from sidecar.promql import statistics
-from sidecar.promql.values import Window
-from sidecar.store import MICROSECONDS_PER_S
+from sidecar.promql.values import Interval
+from sidecar.store import MICROSECONDS_PER_S, Series
 
 EDGE_FACTOR = 1.1
 """A window edge this many average sample distances away, or farther, is taken to lie outside the series' life."""
 
 
-def rate(window: Window) -> float | None:
+def rate(series: Series, first: int, end: int, interval: Interval) -> float | None:
     """Per-second increase of a counter, extrapolated to the window's edges."""
-    return _extrapolated(window, per_s=window.interval.length_s)
+    return _extrapolated(series, first, end, interval, per_s=(interval.end_us - interval.start_us) / MICROSECONDS_PER_S)
 
 
-def increase(window: Window) -> float | None:
+def increase(series: Series, first: int, end: int, interval: Interval) -> float | None:
     """Increase of a counter over the window, extrapolated to its edges but never to before the counter was zero."""
-    return _extrapolated(window)
+    return _extrapolated(series, first, end, interval)
 
 
-def delta(window: Window) -> float | None:
+def delta(series: Series, first: int, end: int, interval: Interval) -> float | None:
     """Difference of a gauge over the window, extrapolated to its edges."""
-    return _extrapolated(window, is_counter=False)
+    return _extrapolated(series, first, end, interval, is_counter=False)
 
 
-def _extrapolated(window: Window, *, is_counter: bool = True, per_s: float = 1.0) -> float | None:
-    series, first, end, interval = window
+def _extrapolated(
+    series: Series, first: int, end: int, interval: Interval, *, is_counter: bool = True, per_s: float = 1.0
+) -> float | None:
+    """Difference between the ends of the window, as if the samples went on to its edges.
+
+    To an edge that is near all the way, else by half a sample distance. In one piece: this is half of what an
+    evaluation costs.
+    """
     last = end - 1
     if last == first:
         return None
     times_us, values = series.times_us, series.values
-    first_us, last_us = times_us[first], times_us[last]
-    difference = values[last] - values[first]
+    first_us, last_us, first_value = times_us[first], times_us[last], values[first]
+    difference = values[last] - first_value
     if is_counter and series.lost_us:
         for lost in series.losses(first_us, last_us):
             difference += lost
 
     sampled_s = (last_us - first_us) / MICROSECONDS_PER_S
     average_s = sampled_s / (last - first)
-    to_start_s = _reach(first_us - interval.start_us, average_s)
-    to_end_s = _reach(interval.end_us - last_us, average_s)
-    if is_counter and difference > 0 and values[first] >= 0:
-        to_start_s = min(to_start_s, sampled_s * (values[first] / difference))
+    to_start_s = (first_us - interval.start_us) / MICROSECONDS_PER_S
+    if to_start_s >= average_s * EDGE_FACTOR:
+        to_start_s = average_s / 2
+    if is_counter and difference > 0 and first_value >= 0:
+        to_zero_s = sampled_s * (first_value / difference)
+        to_start_s = min(to_start_s, to_zero_s)
+    to_end_s = (interval.end_us - last_us) / MICROSECONDS_PER_S
+    if to_end_s >= average_s * EDGE_FACTOR:
+        to_end_s = average_s / 2
     return difference * ((sampled_s + to_start_s + to_end_s) / sampled_s / per_s)
 
 
-def _reach(gap_us: int, average_s: float) -> float:
-    """How far to extrapolate towards an edge: all the way if it is near, else half a sample distance. Seconds."""
-    gap_s = gap_us / MICROSECONDS_PER_S
-    return average_s / 2 if gap_s >= average_s * EDGE_FACTOR else gap_s
-
-
-def irate(window: Window) -> float | None:
+def irate(series: Series, first: int, end: int, _interval: Interval) -> float | None:
     """Per-second increase between the newest two samples of a counter."""
-    last = window.end - 1
-    if last == window.first:
+    last = end - 1
+    if last == first:
         return None
-    times_us, values = window.series.times_us, window.series.values
+    times_us, values = series.times_us, series.values
     increased = values[last] if values[last] < values[last - 1] else values[last] - values[last - 1]
     return increased / ((times_us[last] - times_us[last - 1]) / MICROSECONDS_PER_S)
 
 
-def idelta(window: Window) -> float | None:
+def idelta(series: Series, first: int, end: int, _interval: Interval) -> float | None:
     """Difference between the newest two samples of a gauge."""
-    last = window.end - 1
-    return None if last == window.first else window.series.values[last] - window.series.values[last - 1]
+    return None if end - first == 1 else series.values[end - 1] - series.values[end - 2]
 
 
-def deriv(window: Window) -> float | None:
+def deriv(series: Series, first: int, end: int, _interval: Interval) -> float | None:
     """Slope per second of a line through the samples."""
-    if window.end - window.first == 1:
-        return None
-    return _line(window, window.series.times_us[window.first])[0]
+    return None if end - first == 1 else _line(series, first, end, series.times_us[first])[0]
 
 
-def predict_linear(window: Window, ahead_s: float) -> float | None:
+def predict_linear(series: Series, first: int, end: int, interval: Interval, ahead_s: float) -> float | None:
     """Value that a line through the samples has some seconds after the time of evaluation."""
-    if window.end - window.first == 1:
+    if end - first == 1:
         return None
-    slope, now = _line(window, window.interval.time_us)
+    slope, now = _line(series, first, end, interval.time_us)
     return slope * ahead_s + now
 
 
-def _line(window: Window, origin_us: int) -> tuple[float, float]:
-    return statistics.line([(at - origin_us) / MICROSECONDS_PER_S for at in window.times_us], window.values)
+def _line(series: Series, first: int, end: int, origin_us: int) -> tuple[float, float]:
+    points_s = [(at - origin_us) / MICROSECONDS_PER_S for at in series.times_us[first:end]]
+    return statistics.line(points_s, series.values[first:end])
 
 
-def changes(window: Window) -> float:
+def changes(series: Series, first: int, end: int, _interval: Interval) -> float:
     """Number of times that the value changed; from NaN to NaN is no change."""
-    values = window.values
+    values = series.values[first:end]
     num_changes = sum(map(operator.ne, values, values[1:]))
     if any(map(math.isnan, values)):
         num_changes -= sum(math.isnan(left) and math.isnan(right) for left, right in pairwise(values))
     return float(num_changes)
 
 
-def resets(window: Window) -> float:
+def resets(series: Series, first: int, end: int, _interval: Interval) -> float:
     """Number of times that the value fell."""
-    times_us = window.series.times_us
-    return float(len(window.series.losses(times_us[window.first], times_us[window.end - 1])))
+    return float(len(series.losses(series.times_us[first], series.times_us[end - 1])))
 
 
-def count_over_time(window: Window) -> float:
+def count_over_time(_series: Series, first: int, end: int, _interval: Interval) -> float:
     """Number of samples."""
-    return float(window.end - window.first)
+    return float(end - first)
 
 
-def last_over_time(window: Window) -> float:
+def last_over_time(series: Series, _first: int, end: int, _interval: Interval) -> float:
     """Newest of the samples."""
-    return window.series.values[window.end - 1]
+    return series.values[end - 1]
 
 
-def quantile_over_time(window: Window, share: float) -> float:
+def quantile_over_time(series: Series, first: int, end: int, _interval: Interval, share: float) -> float:
     """Quantile of the samples."""
-    return statistics.quantile(share, window.values)
+    return statistics.quantile(share, series.values[first:end])
