@@ -54,6 +54,8 @@ MAX_STRUCTURE = 1_000
 MAX_DEPTH = 100
 
 _STRUCTURE = re.compile(r"[-+*/%^=<>(\[{]|\b(?:and|or|unless|atan2)\b")
+_HIGH_BYTE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:x[89a-fA-F][0-9a-fA-F]|[23][0-7]{2}))")
+"""An escape of a byte above 127, which the parser takes for a character instead of a part of UTF-8."""
 _MATCH_OPERATORS: dict[str, MatchOperator] = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
 _CARDINALITIES: dict[str, Literal["one", "left", "right", "many"]] = {
     "OneToOne": "one",
@@ -69,6 +71,8 @@ def parse(text: str) -> Node:
         raise PromqlError(f"the expression has {size} bytes, more than {MAX_EXPRESSION_BYTES}; split it up")
     if (size := len(_STRUCTURE.findall(text))) > MAX_STRUCTURE:
         raise PromqlError(f"the expression has {size} operators and brackets, more than {MAX_STRUCTURE}; split it up")
+    if (high := _HIGH_BYTE.search(text)) is not None:
+        raise PromqlError(f"the escape {high[1]} of a byte is not supported; write the character itself", high[1])
     try:
         tree = grammar.parse(text)
     except ValueError as error:

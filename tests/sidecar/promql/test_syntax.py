@@ -50,6 +50,8 @@ def test_tree() -> None:
         ("(" * 5_000 + "x" + ")" * 5_000, "5000 operators and brackets, more than 1000"),
         ("-" * 100_000 + "x", "100001 bytes, more than 65536"),
         ("+".join("x" * 500), "nested more than 100 levels"),
+        ('x{a="b\\xff"}', "the escape \\xff of a byte is not supported"),
+        ('x{a="\\303\\274"}', "the escape \\303 of a byte is not supported"),
         ("x\0", "unexpected character"),
         ("x offset NaN", "the parser cannot read the expression: cannot convert"),
         ("x[1e300]", "the parser cannot read the expression"),
@@ -70,6 +72,13 @@ def test_the_largest_flat_expression_is_accepted() -> None:
 
     assert len(text) < MAX_EXPRESSION_BYTES
     assert isinstance(parse(text), Selector)
+
+
+def test_other_escapes_are_accepted() -> None:
+    """Escapes of characters, and of a pattern, mean what they mean in Prometheus."""
+    values = [matcher.value for matcher in parse(r'x{a="\x41\u00fc", b=~"\\xfc", c="\\\\x"}').matchers]
+
+    assert values == ["x", "Aü", r"\xfc", r"\\x"]
 
 
 WORDS = [
