@@ -13,6 +13,7 @@ import functools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 # google-re2 is the syntax and the linear running time that Prometheus has; it publishes no types.
@@ -189,12 +190,16 @@ class Store:
                 series.mark_stale(microseconds(time_s))
 
     def select(self, matchers: tuple[Matcher, ...]) -> tuple[Series, ...]:
-        """Return the series that fulfil every matcher. The metric name is the label `__name__`."""
+        """Return the series that fulfil every matcher; the metric name is the label `__name__`.
+
+        They come in the order of their labels, so that no sum depends on which series was there first.
+        """
         selected = self._selections.get(matchers)
         if selected is None:
             name = next((m.value for m in matchers if m.label == NAME_LABEL and m.operator == "="), None)
             candidates = self._series.values() if name is None else self._by_name.get(name, ())
-            selected = tuple(series for series in candidates if _fulfils(series, matchers))
+            fulfilling = [series for series in candidates if _fulfils(series, matchers)]
+            selected = tuple(sorted(fulfilling, key=attrgetter("identity")))
             self._selections[matchers] = selected
         return selected
 

@@ -1,5 +1,6 @@
 """Random well-formed expressions over the series of `random_series`, for hypothesis to draw and to shrink."""
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -11,9 +12,11 @@ START_S = 1_750_000_000
 LENGTH_S = 300
 ROLES, WORKERS, BOUNDS = ("target", "drafter"), ("0", "1", "2"), ("1.0", "4.0", "16.0", "+Inf")
 
+STRANGE = (math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, 0.0, -0.0, 1e16, -1.0, 1.0, 1 + 2**-52)
+
 
 def random_series(rng: random.Random) -> Iterator[Sample]:
-    """Integers at whole seconds, so that sums are exact: counters that reset, gauges with gaps, a histogram."""
+    """Integers at whole seconds, so that sums are exact, and a few odd numbers."""
     for role in ROLES:
         for worker in WORKERS:
             labels = labels_of(role=role, worker=worker)
@@ -21,6 +24,8 @@ def random_series(rng: random.Random) -> Iterator[Sample]:
             for second in range(rng.randrange(30), LENGTH_S - rng.randrange(100)):
                 total = 0.0 if rng.random() < 0.01 else total + rng.randrange(20)
                 yield Sample("work_total", labels, START_S + second, total)
+                if rng.random() < 0.1:
+                    yield Sample("strange", labels, START_S + second, rng.choice(STRANGE))
                 if rng.random() < 0.6:
                     yield Sample("level", labels, START_S + second, float(rng.randint(-50, 50)))
         counts = dict.fromkeys(BOUNDS, 0.0)
@@ -37,7 +42,7 @@ _NUMBERS = st.sampled_from(["0", "1", "-2", "3", "0.5", "10", "1e3", "NaN", "Inf
 _MATCHERS = st.sampled_from(
     ["", '{role="target"}', '{role!="target"}', '{worker=~"0|1"}', '{worker!~"[12]", role=~".*er"}', '{none=""}']
 )
-_NAMES = st.sampled_from(["work_total", "level", "limit", "size_bucket", "nothing"])
+_NAMES = st.sampled_from(["work_total", "level", "limit", "size_bucket", "strange", "nothing"])
 _OFFSETS = st.sampled_from(["", "", "", " offset 20s", " offset -15s"])
 _RANGES = st.sampled_from(["[1s]", "[10s]", "[45s]", "[2m]", "[90]"])
 _LABELS = st.sampled_from(["", "role", "worker", "role, worker", "le", "none", "le, role"])
