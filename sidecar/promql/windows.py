@@ -6,6 +6,7 @@ the interval that the window spans. It returns a value, or None where Prometheus
 
 import math
 import operator
+from collections.abc import Callable
 from itertools import pairwise
 
 from sidecar.promql import statistics
@@ -16,51 +17,48 @@ EDGE_FACTOR = 1.1
 """A window edge this many average sample distances away, or farther, is taken to lie outside the series' life."""
 
 
-def rate(series: Series, first: int, end: int, interval: Interval) -> float | None:
-    """Per-second increase of a counter, extrapolated to the window's edges."""
-    return _extrapolated(series, first, end, interval, per_s=(interval.end_us - interval.start_us) / MICROSECONDS_PER_S)
+def _extrapolation(*, is_counter: bool, is_rate: bool) -> Callable[[Series, int, int, Interval], float | None]:
+    """Return the function that takes the difference between the ends of a window as if samples went on to its edges.
 
-
-def increase(series: Series, first: int, end: int, interval: Interval) -> float | None:
-    """Increase of a counter over the window, extrapolated to its edges but never to before the counter was zero."""
-    return _extrapolated(series, first, end, interval)
-
-
-def delta(series: Series, first: int, end: int, interval: Interval) -> float | None:
-    """Difference of a gauge over the window, extrapolated to its edges."""
-    return _extrapolated(series, first, end, interval, is_counter=False)
-
-
-def _extrapolated(
-    series: Series, first: int, end: int, interval: Interval, *, is_counter: bool = True, per_s: float = 1.0
-) -> float | None:
-    """Difference between the ends of the window, as if the samples went on to its edges.
-
-    To an edge that is near all the way, else by half a sample distance. In one piece: this is half of what an
-    evaluation costs.
+    To an edge that is near all the way, else by half a sample distance; of a counter never to before it was zero. The
+    function is in one piece because it is half of what an evaluation costs.
     """
-    last = end - 1
-    if last == first:
-        return None
-    times_us, values = series.times_us, series.values
-    first_us, last_us, first_value = times_us[first], times_us[last], values[first]
-    difference = values[last] - first_value
-    if is_counter and series.lost_us:
-        for lost in series.losses(first_us, last_us):
-            difference += lost
 
-    sampled_s = (last_us - first_us) / MICROSECONDS_PER_S
-    average_s = sampled_s / (last - first)
-    to_start_s = (first_us - interval.start_us) / MICROSECONDS_PER_S
-    if to_start_s >= average_s * EDGE_FACTOR:
-        to_start_s = average_s / 2
-    if is_counter and difference > 0 and first_value >= 0:
-        to_zero_s = sampled_s * (first_value / difference)
-        to_start_s = min(to_start_s, to_zero_s)
-    to_end_s = (interval.end_us - last_us) / MICROSECONDS_PER_S
-    if to_end_s >= average_s * EDGE_FACTOR:
-        to_end_s = average_s / 2
-    return difference * ((sampled_s + to_start_s + to_end_s) / sampled_s / per_s)
+    def extrapolated(series: Series, first: int, end: int, interval: Interval) -> float | None:
+        last = end - 1
+        if last == first:
+            return None
+        times_us, values = series.times_us, series.values
+        first_us, last_us, first_value = times_us[first], times_us[last], values[first]
+        difference = values[last] - first_value
+        if is_counter and series.lost_us:
+            for lost in series.losses(first_us, last_us):
+                difference += lost
+
+        start_us, end_us, _ = interval
+        sampled_s = (last_us - first_us) / MICROSECONDS_PER_S
+        average_s = sampled_s / (last - first)
+        to_start_s = (first_us - start_us) / MICROSECONDS_PER_S
+        if to_start_s >= average_s * EDGE_FACTOR:
+            to_start_s = average_s / 2
+        if is_counter and difference > 0 and first_value >= 0:
+            to_zero_s = sampled_s * (first_value / difference)
+            to_start_s = min(to_start_s, to_zero_s)
+        to_end_s = (end_us - last_us) / MICROSECONDS_PER_S
+        if to_end_s >= average_s * EDGE_FACTOR:
+            to_end_s = average_s / 2
+        factor = (sampled_s + to_start_s + to_end_s) / sampled_s
+        return difference * (factor / ((end_us - start_us) / MICROSECONDS_PER_S) if is_rate else factor)
+
+    return extrapolated
+
+
+rate = _extrapolation(is_counter=True, is_rate=True)
+"""Per-second increase of a counter."""
+increase = _extrapolation(is_counter=True, is_rate=False)
+"""Increase of a counter over the window."""
+delta = _extrapolation(is_counter=False, is_rate=False)
+"""Difference of a gauge over the window."""
 
 
 def irate(series: Series, first: int, end: int, _interval: Interval) -> float | None:
