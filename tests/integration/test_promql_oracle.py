@@ -180,6 +180,26 @@ ONLY_3 = (
     + ['label_replace(quoted, "who", "$1", "text", "a (.*)")', *(f"{part}(angle)" for part in PARTS)]
 )
 
+REFUSED = [
+    *("1 > 2", "rate(depth)", "abs(depth[5m])", "depth[5m] + 1", "topk(depth)", "sum(1, depth)", '"a" + 1', "{}"),
+    *('{a=""}', 'depth{a=~"("}', "depth bool 1", "1 and depth", "depth + on (a) group_left (a) depth", "nothing()"),
+    *(
+        'count_values("", depth)',
+        'label_replace(depth, "", "", "", "")',
+        'label_join(depth, "", ",")',
+        "topk('1', depth)",
+    ),
+    *('label_join(depth, "a", ",", "")', 'label_replace(depth, "a", "", "", "(")', 'label_replace(depth, "a", "b")'),
+    *("depth * on (queue) depth", "depth * on (queue) group_left depth", "sum(depth) by", "depth offset", "-'a'"),
+    *(
+        'label_replace(depth, "worker", "", "", "")',
+        '-{__name__=~"depth|noise|level"} and',
+        "absent(1)",
+        "histogram_quantile(1)",
+    ),
+]
+"""Wrong in form, in type or with these samples."""
+
 
 @pytest.fixture(scope="module")
 def store() -> Store:
@@ -209,6 +229,13 @@ def test_engine_agrees_with_prometheus(expression: str, store: Store, prometheus
     """An expression gives the same labels and the same values as in Prometheus, or is refused by both."""
     for time_s in TIMES_S:
         assert_same(ours(expression, store, time_s), prometheus.query(expression, time_s))
+
+
+@pytest.mark.parametrize("expression", REFUSED)
+def test_refusals(expression: str, store: Store, prometheus: PrometheusServer) -> None:
+    """What Prometheus refuses is refused."""
+    assert prometheus.query(expression, TIMES_S[2]) is None
+    assert ours(expression, store, TIMES_S[2]) is None
 
 
 def test_every_construct_is_compared() -> None:
