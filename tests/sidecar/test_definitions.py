@@ -83,7 +83,7 @@ def test_an_empty_file_is_a_set_of_nothing(tmp_path: Path) -> None:
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     """Three bad definitions and a clash give all their problems in the order of their lines."""
     text = GOOD.replace("rate(raw_jobs_total", "rate(raw_jobs_totl").replace('at = "step"', 'at = "stp"\nwandbb = "x"')
-    text += "\n" + metric(name="depth_double", help="", expr="deriv(raw_depth[1m])")
+    text += "\n" + metric(name="depth_double", help="", expr="mad_over_time(raw_depth[1m])")
 
     assert problems_of(text, tmp_path) == [
         "m.toml:9: jobs_per_second: unknown series raw_jobs_totl; did you mean raw_jobs_total?",
@@ -91,7 +91,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         "m.toml:20: depth_double: unknown key 'wandbb'; did you mean wandb?",
         "m.toml:23: depth_double: help is missing; add it",
         "m.toml:24: depth_double: the name is taken by the metric in line 14",
-        "m.toml:26: depth_double: expr: the function deriv() is not supported here",
+        "m.toml:26: depth_double: expr: the function mad_over_time() is not supported here",
     ]
 
 
