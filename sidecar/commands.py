@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shared.endpoint import runtime_dir
+from sidecar.catalogue import CATALOGUE, stored_catalogue
 from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
 from sidecar.definitions import load
 from sidecar.live_definitions import definitions_file
 from sidecar.outlet import SPOOL_NAME, wandb_settings
 from sidecar.past import chosen, export, parse_labels, parse_since
-from sidecar.publication import CATALOGUE
 from sidecar.rules import recording_rules
 from sidecar.sinks.wandb_push import push as upload
 from sidecar.state_dir import StateDir
@@ -52,13 +52,13 @@ def backfill(
     file: Path,
 ) -> list[str]:
     """Compute definitions over the past into an OpenMetrics file; returns lines that say what is in it."""
-    definitions = chosen(load(_definitions_file(config, path), CATALOGUE), metrics)
+    definitions = chosen(load(_definitions_file(config, path), stored_catalogue(path / JOURNAL_NAME)), metrics)
     return export(path / JOURNAL_NAME, definitions, parse_since(since, time.time()), parse_labels(labels), file)
 
 
 def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Sequence[str], interval_s: float) -> str:
     """Definitions as the text of a recording-rule file."""
-    definitions = chosen(load(_definitions_file(config, path), CATALOGUE), metrics)
+    definitions = chosen(load(_definitions_file(config, path), stored_catalogue(path / JOURNAL_NAME)), metrics)
     return recording_rules(definitions, interval_s, parse_labels(labels))
 
 

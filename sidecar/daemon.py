@@ -19,6 +19,7 @@ from types import FrameType
 
 import msgspec
 
+from sidecar.catalogue import stored_catalogue
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import NvmlCollector
 from sidecar.collectors.process import ProcessCollector
@@ -27,11 +28,10 @@ from sidecar.collectors.runner import CollectorRunner
 from sidecar.config import SidecarConfig
 from sidecar.database import is_corruption, mark_damaged
 from sidecar.http import HttpServer
-from sidecar.live_definitions import LiveDefinitions
-from sidecar.publication import CATALOGUE
+from sidecar.live_definitions import SETTLE_S, LiveDefinitions
 from sidecar.sinks.prometheus import PrometheusSink
 from sidecar.state_dir import StateDir
-from sidecar.station import Surroundings, has_room, live_endpoints, open_station
+from sidecar.station import JOURNAL_NAME, Surroundings, has_room, live_endpoints, open_station
 from sidecar.status import StatusDocument
 from sidecar.systemd import Notifier
 from sidecar.wake import Alarm
@@ -44,6 +44,8 @@ POLL_S = 0.01
 NUM_COLLECTORS = 3
 TRIM_INTERVAL_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
+MAX_SETTLE_S = 1.0
+"""How long a reload that was asked for waits for a file that is being written."""
 MIN_PROBE_PAUSE_S = 5.0
 MAX_PROBE_PAUSE_S = 60.0
 """While the journal is in memory, the disk is tried again after so long."""
@@ -60,6 +62,7 @@ class ReloadRequest:
     """A reload asked for by another thread, and its answer."""
 
     def __init__(self) -> None:
+        self.asked_s = time.monotonic()
         self.done = threading.Event()
         self.problem: str | None = None
 
@@ -85,6 +88,7 @@ class Daemon:
         self._should_stop = False
         self._is_ready = False
         self._reloads: deque[ReloadRequest] = deque()
+        self._unanswered: list[ReloadRequest] = []
         self._next_trim_s = self._next_probe_s = 0.0
         self._probe_pause_s = MIN_PROBE_PAUSE_S
         self._failed_s = float("-inf")
@@ -100,7 +104,10 @@ class Daemon:
             )
             stack.callback(self._http.close)
             chosen = Path(config.definitions) if config.definitions else None
-            self._definitions = LiveDefinitions(chosen, state_dir.path, CATALOGUE, self._count_reload)
+            journal_path = state_dir.path / JOURNAL_NAME
+            self._definitions = LiveDefinitions(
+                chosen, state_dir.path, lambda: stored_catalogue(journal_path), self._count_reload
+            )
             self._around = Surroundings(
                 config=config,
                 state_dir=state_dir.path,
@@ -135,7 +142,7 @@ class Daemon:
                     self._turn()
                 except sqlite3.Error as error:
                     self._replace_station(error)
-                self._alarm.sleep(started_s + self._config.interval_s - time.monotonic())
+                self._alarm.sleep(started_s + self._pause_s() - time.monotonic())
 
     def close(self) -> None:
         """Stop everything in reverse order of its start, each within its own bound."""
@@ -184,14 +191,16 @@ class Daemon:
 
     def _turn(self) -> None:
         """Once around: take in, pass on, show."""
-        requests = self._reload_if_due()
+        self._unanswered += self._reload_if_due()
         readings = self._collectors.latest()
         self._station.pipeline.add_readings(readings)
         self._station.pipeline.turn(self._config.interval_s)
         self._station.outlet.tick(time.monotonic())
         self._publish(readings)
-        for request in requests:  # only now: who asked may count on seeing the outcome
-            request.done.set()
+        if self._station.publication.shows_current:  # only now: who asked may count on seeing the outcome
+            for request in self._unanswered:
+                request.done.set()
+            self._unanswered.clear()
         self._trim()
         self._return_to_disk()
         receiver = self._station.receiver
@@ -241,15 +250,23 @@ class Daemon:
                 self._replace_station(None)
 
     def _reload_if_due(self) -> list[ReloadRequest]:
+        """Reload when asked to, or when the file has changed; returns those who asked."""
+        is_late = bool(self._reloads) and time.monotonic() > self._reloads[0].asked_s + MAX_SETTLE_S
+        is_asked = is_late or (bool(self._reloads) and self._definitions.is_at_rest())
+        if not is_asked and not self._definitions.has_changed():
+            return []
         requests = [self._reloads.popleft() for _ in range(len(self._reloads))]
-        if requests or self._definitions.has_changed():
-            self._notifier.reloading()
-            problem = self._definitions.reload()
-            self._station.widen()
-            self._notifier.ready(self._station.publication.summary())
-            for request in requests:
-                request.problem = problem
+        self._notifier.reloading()
+        problem = self._definitions.reload(self._station.publication.try_out)
+        self._station.widen()
+        self._notifier.ready(self._station.publication.summary())
+        for request in requests:
+            request.problem = problem
         return requests
+
+    def _pause_s(self) -> float:
+        """Time from the beginning of one turn to that of the next."""
+        return min(self._config.interval_s, SETTLE_S / 4) if self._reloads else self._config.interval_s
 
     def _count_reload(self, outcome: str) -> None:
         with suppress(sqlite3.Error):  # a journal that cannot be written shows in the turn that follows
