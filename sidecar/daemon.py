@@ -9,9 +9,7 @@ restart.
 import logging
 import signal
 import sqlite3
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -29,6 +27,7 @@ from sidecar.config import SidecarConfig
 from sidecar.database import is_corruption, mark_damaged
 from sidecar.http import HttpServer
 from sidecar.live_definitions import SETTLE_S, LiveDefinitions
+from sidecar.reloads import Reloads
 from sidecar.sinks.prometheus import PrometheusSink
 from sidecar.state_dir import StateDir
 from sidecar.station import JOURNAL_NAME, Surroundings, has_room, live_endpoints, open_station
@@ -43,9 +42,6 @@ FIRST_READINGS_S = 0.2
 POLL_S = 0.01
 NUM_COLLECTORS = 3
 TRIM_INTERVAL_S = 60.0
-RELOAD_TIMEOUT_S = 10.0
-MAX_SETTLE_S = 1.0
-"""How long a reload that was asked for waits for a file that is being written."""
 MIN_PROBE_PAUSE_S = 5.0
 MAX_PROBE_PAUSE_S = 60.0
 """While the journal is in memory, the disk is tried again after so long."""
@@ -56,15 +52,6 @@ _log = logging.getLogger(__name__)
 
 class SidecarError(ValueError):
     """The sidecar cannot go on; the message is meant for the user."""
-
-
-class ReloadRequest:
-    """A reload asked for by another thread, and its answer."""
-
-    def __init__(self) -> None:
-        self.asked_s = time.monotonic()
-        self.done = threading.Event()
-        self.problem: str | None = None
 
 
 class Daemon:
@@ -87,8 +74,7 @@ class Daemon:
         self._alarm = Alarm()
         self._should_stop = False
         self._is_ready = False
-        self._reloads: deque[ReloadRequest] = deque()
-        self._unanswered: list[ReloadRequest] = []
+        self._reloads = Reloads()
         self._next_trim_s = self._next_probe_s = 0.0
         self._probe_pause_s = MIN_PROBE_PAUSE_S
         self._failed_s = float("-inf")
@@ -153,12 +139,9 @@ class Daemon:
 
     def reload(self) -> str | None:
         """Reload the definitions; from any thread but the main one. Returns what is wrong with them."""
-        request = ReloadRequest()
-        self._reloads.append(request)
+        request = self._reloads.ask()
         self._alarm.ring()
-        if not request.done.wait(RELOAD_TIMEOUT_S):
-            return f"no answer within {RELOAD_TIMEOUT_S:g} s; look at the log"
-        return request.problem
+        return request.wait()
 
     def _start(self) -> None:
         # A trainer that the journal does not know yet (it may be a new one) is to be on the first page too.
@@ -191,16 +174,14 @@ class Daemon:
 
     def _turn(self) -> None:
         """Once around: take in, pass on, show."""
-        self._unanswered += self._reload_if_due()
+        self._reload_if_due()
         readings = self._collectors.latest()
         self._station.pipeline.add_readings(readings)
         self._station.pipeline.turn(self._config.interval_s)
         self._station.outlet.tick(time.monotonic())
         self._publish(readings)
-        if self._station.publication.shows_current:  # only now: who asked may count on seeing the outcome
-            for request in self._unanswered:
-                request.done.set()
-            self._unanswered.clear()
+        if self._station.publication.shows_current:
+            self._reloads.answer()
         self._trim()
         self._return_to_disk()
         receiver = self._station.receiver
@@ -249,24 +230,20 @@ class Daemon:
             if has_room(self._around.state_dir):
                 self._replace_station(None)
 
-    def _reload_if_due(self) -> list[ReloadRequest]:
-        """Reload when asked to, or when the file has changed; returns those who asked."""
-        is_late = bool(self._reloads) and time.monotonic() > self._reloads[0].asked_s + MAX_SETTLE_S
-        is_asked = is_late or (bool(self._reloads) and self._definitions.is_at_rest())
-        if not is_asked and not self._definitions.has_changed():
-            return []
-        requests = [self._reloads.popleft() for _ in range(len(self._reloads))]
+    def _reload_if_due(self) -> None:
+        """Reload when asked to, or when the file has changed."""
+        is_due = self._reloads.is_asked and (self._reloads.is_late or self._definitions.is_at_rest())
+        if not is_due and not self._definitions.has_changed():
+            return
+        num_asking = self._reloads.take()
         self._notifier.reloading()
-        problem = self._definitions.reload(self._station.publication.try_out)
+        self._reloads.decide(num_asking, self._definitions.reload(self._station.publication.try_out))
         self._station.widen()
         self._notifier.ready(self._station.publication.summary())
-        for request in requests:
-            request.problem = problem
-        return requests
 
     def _pause_s(self) -> float:
         """Time from the beginning of one turn to that of the next."""
-        return min(self._config.interval_s, SETTLE_S / 4) if self._reloads else self._config.interval_s
+        return min(self._config.interval_s, SETTLE_S / 4) if self._reloads.is_asked else self._config.interval_s
 
     def _count_reload(self, outcome: str) -> None:
         with suppress(sqlite3.Error):  # a journal that cannot be written shows in the turn that follows
@@ -293,7 +270,7 @@ class Daemon:
             self._alarm.ring()
 
         def reload(_number: int, _frame: FrameType | None) -> None:
-            self._reloads.append(ReloadRequest())
+            self._reloads.ask()
             self._alarm.ring()
 
         handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}

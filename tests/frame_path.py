@@ -54,7 +54,7 @@ class FramePath:
         self.pipeline = Pipeline(self.journal, self.outlet.row_feed)
         self.pipeline.open(WINDOW_S)
         self.sink = PrometheusSink()
-        self.publication = Publication(self.journal, self.pipeline, _definitions(), self.outlet)
+        self.publication = Publication(self.journal, self.pipeline, _definitions(), self.outlet, "")
         self.publication.introduce("http://127.0.0.1:1", directory, directory)
         self.good: list[Record] = []
         self.num_refused = 0

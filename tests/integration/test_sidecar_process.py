@@ -176,7 +176,7 @@ def test_definitions_change_under_a_running_sidecar(place: Place) -> None:
     wait_for(lambda: restarted.metrics().get("dflash_x") == 7.0, "the last good definitions")
 
     assert code == 500
-    assert "metrics.toml:5: dflash_x" in answer
+    assert "metrics.toml:5:9: dflash_x" in answer
     assert page["dflash_x"] == 7.0
     assert page['dflash_config_reloads_total{outcome="failure"}'] >= 1.0
     assert restarted.status()["definitions"]["digest"] != digest
