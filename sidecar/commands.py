@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shared.endpoint import runtime_dir
-from sidecar.catalogue import CATALOGUE, stored_catalogue
+from sidecar.catalogue import stored_catalogue
 from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
-from sidecar.definitions import load
+from sidecar.definitions import DefinitionSet, load
 from sidecar.live_definitions import definitions_file
 from sidecar.outlet import SPOOL_NAME, wandb_settings
 from sidecar.past import chosen, export, parse_labels, parse_since
@@ -36,11 +36,13 @@ def run(config: SidecarConfig, path: Path) -> int:
     return 0
 
 
-def check(file: Path) -> str:
-    """Check a file of definitions; raises DefinitionsError with everything that is wrong."""
-    accepted = load(file, CATALOGUE)
-    num_wandb = sum(definition.wandb is not None for definition in accepted.definitions)
-    return f"{file}: {len(accepted.definitions)} metrics, {num_wandb} of them for W&B, digest {accepted.digest}: good"
+def check(file: Path, path: Path) -> DefinitionSet:
+    """Check a file of definitions against what this version and the trainers in the state directory's journal have.
+
+    Raises:
+        DefinitionsError: with everything that is wrong.
+    """
+    return load(file, stored_catalogue(path / JOURNAL_NAME))
 
 
 def backfill(

@@ -81,6 +81,7 @@ class LiveDefinitions:
         self._tried = self._seen = self._signature()
         self._seen_s = clock_s()
         self._kept_digest = ""
+        self.num_tried = 0
         self.tried_digest = ""
         """Of the file that was tried last, accepted or not; empty when it could not be read."""
         self.problem: str | None = None
@@ -142,6 +143,7 @@ class LiveDefinitions:
 
     def _read(self, file: Path) -> DefinitionSet:
         self.tried_digest = ""
+        self.num_tried += 1
         source = read_source(file)
         self.tried_digest = source.digest
         return definitions_of(source, self._catalogue())

@@ -180,6 +180,7 @@ class Publication:
             failing=_failures(shown.outcomes),
             chosen="" if chosen is None else str(chosen),
             tried_digest=self._definitions.tried_digest,
+            num_tried=self._definitions.num_tried,
         )
 
 

@@ -53,7 +53,8 @@ class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
 class DefinitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is live; `problem` says why the file is not, `failing` which definitions cannot be evaluated.
 
-    `chosen` is the file given with --definitions, if one was; `tried_digest` is that of the file tried last.
+    `chosen` is the file given with --definitions, if one was; `tried_digest` is that of the file tried last, and
+    `num_tried` how often one was tried since the start.
     """
 
     file: str
@@ -62,6 +63,7 @@ class DefinitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     failing: dict[str, str] = {}
     chosen: str = ""
     tried_digest: str = ""
+    num_tried: int = 0
 
 
 class SidecarStatus(msgspec.Struct, frozen=True, kw_only=True):
