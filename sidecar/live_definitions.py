@@ -6,7 +6,8 @@ refused changes nothing: the live set stays. The last accepted text is kept in t
 over a broken file still has definitions that once worked.
 
 A file that is being written in place is half a file for a moment, and half a file of definitions can be a good one. So
-it is read only once it has been at rest for a while. One that was replaced as a whole, by a rename, is read at once.
+it is read only once it has been at rest for a while, and refused when it changes under the reading. One that was put in
+place by a rename, which shows in its times (a rename changes the inode, not the content), is read at once.
 """
 
 import logging
@@ -21,8 +22,9 @@ from sidecar.definitions import SHIPPED_FILE, DefinitionSet, Failure, definition
 
 OWN_NAME = "metrics.toml"
 LAST_GOOD_NAME = "metrics.last-good.toml"
-SETTLE_S = 0.25
+SETTLE_S = 0.5
 """How long a file that is written in place must be at rest before it is read."""
+READ_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 Trial = Callable[[DefinitionSet], Sequence[Failure]]
@@ -42,12 +44,14 @@ class _Signature(NamedTuple):
 
     path: str
     inode: int
-    modified_ns: int
+    written_ns: int
+    changed_ns: int
     size: int
 
-    def is_replacement_of(self, other: "_Signature | None") -> bool:
-        """Whether another file was put in the place of the other one, as a rename does."""
-        return other is not None and self.path == other.path and self.inode != other.inode
+    @property
+    def was_renamed(self) -> bool:
+        """Whether it was put in place as a whole after it had been written."""
+        return self.changed_ns > self.written_ns
 
 
 class LiveDefinitions:
@@ -95,9 +99,8 @@ class LiveDefinitions:
 
     def reload(self, trial: Trial = lambda _: ()) -> str | None:
         """Swap the set for what is in the file now; when it is refused, keep the set and return the problems."""
-        self._tried = self._seen = self._signature()
         try:
-            candidate = self._read(self.file)
+            candidate = self._read_whole()
             if failures := trial(candidate):
                 raise _trial_error(candidate, failures)
         except DefinitionsError as error:
@@ -117,11 +120,11 @@ class LiveDefinitions:
         return self._signature() not in {None, self._tried} and self.is_at_rest()
 
     def is_at_rest(self) -> bool:
-        """Whether nobody is writing the file: it was replaced as a whole, or has not changed for SETTLE_S."""
+        """Whether nobody is writing the file: it was renamed into place, or has not changed for SETTLE_S."""
         seen = self._signature()
         if seen != self._seen:
             self._seen, self._seen_s = seen, self._clock_s()
-        if seen is None or seen == self._tried or seen.is_replacement_of(self._tried):
+        if seen is None or seen == self._tried or seen.was_renamed:
             return True
         return self._clock_s() - self._seen_s >= SETTLE_S
 
@@ -140,6 +143,23 @@ class LiveDefinitions:
             return fallback
         self._keep(accepted)
         return accepted
+
+    def _read_whole(self) -> DefinitionSet:
+        """Read the file at rest; raises DefinitionsError, also when somebody is writing it."""
+        for _ in range(READ_ATTEMPTS):
+            if not self.is_at_rest():
+                break
+            self._tried = self._seen
+            try:
+                candidate = self._read(self.file)
+            except DefinitionsError:
+                if self._signature() == self._tried:
+                    raise
+            else:
+                if self._signature() == self._tried:
+                    return candidate
+        message = "somebody is writing the file; write it beside its place and rename it, as `apply` does"
+        raise DefinitionsError((Problem(file=self.file, message=message),))
 
     def _read(self, file: Path) -> DefinitionSet:
         self.tried_digest = ""
@@ -165,7 +185,7 @@ class LiveDefinitions:
             found = file.stat()
         except OSError:
             return None
-        return _Signature(str(file), found.st_ino, found.st_mtime_ns, found.st_size)
+        return _Signature(str(file), found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
 
 
 def _trial_error(candidate: DefinitionSet, failures: Sequence[Failure]) -> DefinitionsError:

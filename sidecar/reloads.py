@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 
-MAX_SETTLE_S = 1.0
+MAX_SETTLE_S = 2.0
 """How long a reload that was asked for waits for a file that is being written."""
 ANSWER_TIMEOUT_S = 10.0
 
@@ -36,7 +36,7 @@ class Reloads:
 
     @property
     def is_late(self) -> bool:
-        """Whether somebody has waited for so long that the file is read as it is."""
+        """Whether somebody has waited for so long that the file is refused if it is still being written."""
         return self.is_asked and time.monotonic() > self._asked[0].asked_s + MAX_SETTLE_S
 
     def ask(self) -> _Request:

@@ -1,5 +1,6 @@
 """Which definitions are live, through edits, mistakes and restarts."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ class Bench:
         """Definitions as a new process would have them."""
         return LiveDefinitions(chosen, self.state_dir, lambda: CATALOGUE, self.outcomes.append, lambda: self.now_s)
 
+    def reload(self, live: LiveDefinitions) -> str | None:
+        """Reload when the file has been at rest for long enough."""
+        live.is_at_rest()
+        self.now_s += SETTLE_S
+        return live.reload()
+
     def write(self, name: str) -> None:
         """Write a good file with one metric."""
         self.file.write_text(GOOD.format(name=name))
@@ -49,7 +56,7 @@ def test_shipped_definitions_are_live_by_default(bench: Bench) -> None:
 
     (bench.state_dir / "metrics.toml").write_text(GOOD.format(name="own"))
 
-    assert live.reload() is None
+    assert bench.reload(live) is None
     assert names(live) == ["dflash_own"]
 
 
@@ -58,9 +65,9 @@ def test_refused_reload_changes_nothing(bench: Bench) -> None:
     bench.write("a")
     live = bench.live(bench.file)
     bench.file.write_text(BROKEN)
-    broken = live.reload()
+    broken = bench.reload(live)
     bench.file.unlink()
-    missing = live.reload()
+    missing = bench.reload(live)
 
     assert names(live) == ["dflash_a"]
     assert broken is not None
@@ -116,7 +123,7 @@ def test_change_is_seen_once_and_only_when_at_rest(bench: Bench) -> None:
     bench.now_s = SETTLE_S * 2.9
     seen += [live.has_changed()]
 
-    live.reload()
+    bench.reload(live)
 
     assert seen == [False, False, False, True]
     assert not live.has_changed()
@@ -128,6 +135,7 @@ def test_replaced_file_is_seen_at_once(bench: Bench) -> None:
     live = bench.live(bench.file)
     draft = bench.file.with_suffix(".draft")
     draft.write_text(GOOD.format(name="b"))
+    time.sleep(0.02)
     draft.replace(bench.file)
 
     assert live.has_changed()
@@ -139,11 +147,28 @@ def test_set_that_fails_on_the_live_samples_is_refused(bench: Bench) -> None:
     live = bench.live(bench.file)
     bench.write("b")
 
+    live.is_at_rest()
+    bench.now_s += SETTLE_S
     problem = live.reload(lambda candidate: [Failure(candidate.definitions[0].name, "PromqlError: too many")])
 
     assert problem == f"{bench.file}:1: dflash_b: fails on the live samples: PromqlError: too many"
     assert (names(live), bench.outcomes) == (["dflash_a"], ["failure"])
     assert live.tried_digest not in {"", live.current.digest}
+
+
+def test_file_that_is_being_written_is_refused(bench: Bench) -> None:
+    """Asked for at once after a write in place, half a file could be read: it is refused, and taken when at rest."""
+    bench.write("a")
+    live = bench.live(bench.file)
+    bench.write("half")
+
+    problem = live.reload()
+
+    assert problem is not None
+    assert "somebody is writing the file" in problem
+    assert names(live) == ["dflash_a"]
+    assert bench.reload(live) is None
+    assert names(live) == ["dflash_half"]
 
 
 def test_truncated_file_changes_nothing(bench: Bench) -> None:
@@ -152,7 +177,7 @@ def test_truncated_file_changes_nothing(bench: Bench) -> None:
     live = bench.live(bench.file)
     bench.file.write_text("")
 
-    problem = live.reload()
+    problem = bench.reload(live)
 
     assert problem is not None
     assert "the file is empty" in problem
@@ -165,4 +190,4 @@ def test_number_too_long_for_python_is_a_problem_of_the_file(bench: Bench) -> No
     live = bench.live(bench.file)
     bench.file.write_text(f"x = {'1' * 5000}\n")
 
-    assert "the file is not TOML" in (live.reload() or "")
+    assert "the file is not TOML" in (bench.reload(live) or "")
