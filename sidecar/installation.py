@@ -16,6 +16,7 @@ from sidecar.live_definitions import OWN_NAME
 
 PREVIOUS_NAME = "metrics.previous.toml"
 LOCK_NAME = "apply.lock"
+_DRAFT_PREFIX = ".apply."
 
 
 class InstallationError(ValueError):
@@ -43,6 +44,9 @@ class Installation:
             ) from error
         try:
             _lock(fd, self._state_dir)
+            for draft in self._state_dir.glob(f"{_DRAFT_PREFIX}*"):  # of one that was killed
+                with contextlib.suppress(OSError):
+                    draft.unlink()
             yield
         finally:
             os.close(fd)
@@ -88,7 +92,7 @@ def _content(path: Path) -> bytes | None:
 
 def _write(path: Path, content: bytes) -> None:
     """Replace a file as a whole, for the same owner as its directory."""
-    fd, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    fd, draft = tempfile.mkstemp(prefix=_DRAFT_PREFIX, dir=path.parent)
     try:
         with open(fd, "wb") as stream:  # noqa: PTH123 - a descriptor
             stream.write(content)
