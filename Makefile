@@ -1,4 +1,4 @@
-# Every target sets up what it needs. PRESET= and ARGS= are passed on by `train`.
+# Every target sets up what it needs. PRESET= is passed on by `train`, ARGS= by `train`, `sidecar`, `test` and `bench`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ PRESET ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train sidecar test test-slow gpu-check check format docs clean
+.PHONY: help train sidecar test test-slow gpu-check fuzz bench check format docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -27,11 +27,17 @@ test-slow: $(VENV)/.dev ## Run the long tests: storms of 200 kills and the like
 gpu-check: $(VENV)/.dev ## Run the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rA $(ARGS)
 
+fuzz: $(VENV)/.fuzz ## Fuzz the wire for five minutes; ARGS= are options of libFuzzer
+	PYTHONPATH=.:tests $(BIN)/python tests/fuzz/fuzz_frames.py -max_total_time=300 $(ARGS)
+
 check: $(VENV)/.dev ## Lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(VENV)/.trainer ## Measure what telemetry costs (docs/benchmarks.md)
+	$(BIN)/python -m bench $(ARGS)
 
 format: $(VENV)/.dev ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
@@ -64,4 +70,8 @@ $(VENV)/.dev: $(VENV)/.trainer
 	$(BIN)/pip install --quiet --group dev
 	# The reference model pins other versions of what it needs; it runs with ours.
 	$(BIN)/pip install --quiet --no-deps dflash==0.1.0
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(BIN)/pip install --quiet atheris==3.0.0
 	@touch $@

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import zmq
+
 SYSTEM_RUNTIME_DIR = Path("/run/dflash")
 MAX_PATH_BYTES = 107
 """The kernel's limit for a socket path (sockaddr_un)."""
@@ -41,15 +43,27 @@ def ensure_runtime_dir(path: Path) -> None:
     """Create the directory (0700) or check that nobody else could have planted it; raises EndpointError."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = path.stat()
+        check_runtime_dir(path)
     except OSError as error:
         raise EndpointError(f"{path}: {error.strerror}; set DFLASH_RUNTIME_DIR to a writable directory") from error
-    if path != SYSTEM_RUNTIME_DIR and info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        raise EndpointError(f"{path} is writable by everybody; chmod o-w it or set DFLASH_RUNTIME_DIR")
-    if path.parent == Path("/tmp") and info.st_uid != os.getuid():  # noqa: S108 - the fallback above
-        raise EndpointError(f"{path} belongs to another user; set DFLASH_RUNTIME_DIR to a directory of your own")
     if not os.access(path, os.W_OK | os.X_OK):
         raise EndpointError(f"{path} is not writable; set DFLASH_RUNTIME_DIR to a writable directory")
+
+
+def check_runtime_dir(path: Path) -> None:
+    """Refuse a directory in which anybody could plant a socket.
+
+    Raises:
+        EndpointError: who could, and what to do.
+        OSError: there is no such directory.
+    """
+    info = path.stat()
+    if info.st_mode & stat.S_IWOTH:
+        raise EndpointError(f"{path} is writable by everybody; chmod o-w it or set DFLASH_RUNTIME_DIR")
+    # Where everybody may make a directory (or a link to one), somebody else may have made this one first.
+    parent = path.parent.stat()
+    if parent.st_mode & stat.S_IWOTH and path.lstat().st_uid not in {os.getuid(), parent.st_uid}:
+        raise EndpointError(f"{path} belongs to another user; set DFLASH_RUNTIME_DIR to a directory of your own")
 
 
 def socket_path(directory: Path, run_id: str, rank: int) -> Path:
@@ -77,6 +91,15 @@ def live_owner_pid(path: Path) -> int | None:
         return pid
 
 
+def bind_group_writable(socket: "zmq.Socket[bytes]", path: Path) -> None:
+    """Bind so that owner and group may connect and nobody else, whatever umask the trainer was started with."""
+    previous = os.umask(0o117)
+    try:
+        socket.bind(f"ipc://{path}")
+    finally:
+        os.umask(previous)
+
+
 class EndpointClaim:
     """Exclusive ownership of a socket path for as long as the context lasts.
 
@@ -92,7 +115,7 @@ class EndpointClaim:
     def __enter__(self) -> Self:
         ensure_runtime_dir(self.path.parent)
         try:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
         except OSError as error:
             raise EndpointError(
                 f"{self._lock_path}: {error.strerror}; remove it or give this run another run.id"

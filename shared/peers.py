@@ -16,7 +16,7 @@ import zmq
 
 MAX_SUBSCRIPTIONS = 256
 """A sidecar has five."""
-MIN_DISCONNECT_GAP_S = 0.1
+MIN_DISCONNECT_GAP_S = 0.01
 MAX_PROCESSES = 1_000
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Peers:
         if number > MAX_SUBSCRIPTIONS and now_s >= self._next_disconnect_s:
             self._next_disconnect_s = now_s + MIN_DISCONNECT_GAP_S
             self._num_topics[address] = 0
-            pid = int(address.rpartition(":")[2])
+            pid = int(address.rpartition(":")[2])  # ZeroMQ writes localhost:UID:GID:PID
             disconnect(self._path, pid)
             if address not in self._warned and len(self._warned) < MAX_PROCESSES:
                 self._warned.add(address)

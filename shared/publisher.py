@@ -10,7 +10,7 @@ request, served from the ring in small chunks between ticks (`shared.wire`). Not
 thread owns its socket alone and dies with the process.
 """
 
-import os
+import math
 import threading
 import time
 from collections import deque
@@ -22,6 +22,8 @@ import msgspec
 import zmq
 
 from shared.cells import Cells
+from shared.curve import CurveServer
+from shared.endpoint import bind_group_writable
 from shared.peers import Peers, address_of
 from shared.replays import Replays
 from shared.ring import CHUNK_BYTES, Ring
@@ -57,7 +59,7 @@ MAILBOX_RECORDS = 100_000
 HELLO_INTERVAL_S = 10.0
 MIN_HELLO_GAP_S = 0.05
 """However fast subscribers come and go, a hello is not built more often than this."""
-MAX_SUBSCRIPTIONS_PER_TURN = 100
+MAX_SUBSCRIPTIONS_PER_TURN = 500
 SERVICE_PAUSE_S = 0.001
 """After each chunk and each handful of subscriptions, so that no asker can keep this thread busy."""
 CLOSE_QUIET_S = 0.3
@@ -85,7 +87,8 @@ class Publisher:
     Args:
         cells: the counters; all declared before `start`.
         identity: what the hello says.
-        path: socket path, claimed by the caller (`EndpointClaim`).
+        path: socket path, claimed by the caller (`EndpointClaim`), unless there is `curve`.
+        curve: listens on the network instead of on a path.
         interval_s: seconds between snapshots.
         ring_bytes: how much history can be replayed.
         on_tick: called on the telemetry thread before each snapshot, to mirror pulled values into cells.
@@ -100,7 +103,8 @@ class Publisher:
         *,
         cells: Cells,
         identity: Identity,
-        path: Path,
+        path: Path | None = None,
+        curve: CurveServer | None = None,
         interval_s: float = 1.0,
         ring_bytes: int = 64 * 1024 * 1024,
         on_tick: Callable[[], None] = lambda: None,
@@ -112,6 +116,7 @@ class Publisher:
         self._cells = cells
         self._schema = cells.schema()
         self._path = path
+        self._curve = curve
         self._interval_s = interval_s
         self._linger_s = linger_s
         self._on_tick = on_tick
@@ -120,7 +125,7 @@ class Publisher:
         self._ring = Ring(ring_bytes)
         self._events: deque[Event] = deque(maxlen=MAILBOX_RECORDS)
         self._replays = Replays()
-        self._peers = Peers(path)
+        self._peers = Peers(path) if path is not None else None  # elsewhere there are only holders of a key
         self._subscribers = 0
         self._ever_subscribed = False
         self._last_hello_s = 0.0
@@ -147,7 +152,11 @@ class Publisher:
         self._socket.setsockopt(zmq.LINGER, 0)
         # Every subscription and every end of one is reported, not only the first and the last of a topic.
         self._socket.setsockopt(zmq.XPUB_VERBOSER, 1)
-        _bind_group_writable(self._socket, self._path)
+        if self._curve is not None:
+            self._curve.bind(self._socket)
+        else:
+            assert self._path is not None
+            bind_group_writable(self._socket, self._path)
         self._thread.start()
 
     def event(self, kind: str, **detail: Scalar) -> None:
@@ -158,9 +167,12 @@ class Publisher:
         """Send what is left and a goodbye; waits at most the linger time for a sidecar that is being restarted."""
         self.event("goodbye", exit_code=exit_code)
         self._stopping.set()
-        self._thread.join(timeout=self._linger_s + 5.0)
+        if self._thread.ident is not None:  # else `start` failed
+            self._thread.join(timeout=self._linger_s + 5.0)
         if not self._thread.is_alive():
             # Else the thread still uses the socket, and both die with the process.
+            if self._curve is not None:
+                self._curve.close()
             self._context.destroy(linger=0)
 
     def _run(self) -> None:
@@ -226,7 +238,8 @@ class Publisher:
 
     def _serve(self, timeout_s: float) -> None:
         """Wait for subscriptions until the timeout, take in those that came, send one chunk of one replay."""
-        came = self._socket.poll(round(timeout_s * 1000))
+        # Rounded up: the last fraction of a millisecond would otherwise be spent spinning.
+        came = self._socket.poll(math.ceil(timeout_s * 1000))
         if came:
             for _ in range(MAX_SUBSCRIPTIONS_PER_TURN):
                 try:
@@ -244,7 +257,7 @@ class Publisher:
         if kind not in {b"\x00", b"\x01"}:
             return
         arrived = kind == b"\x01"
-        if address is not None:
+        if address is not None and self._peers is not None:
             self._peers.count(address, arrived=arrived)
         if topic == TOPIC_HELLO:
             self._subscribers += 1 if arrived else -1
@@ -271,11 +284,3 @@ class Publisher:
                 quiet_since_s = time.monotonic()
             elif time.monotonic() - quiet_since_s > CLOSE_QUIET_S:
                 return
-
-
-def _bind_group_writable(socket: "zmq.Socket[bytes]", path: Path) -> None:
-    previous = os.umask(0o117)
-    try:
-        socket.bind(f"ipc://{path}")
-    finally:
-        os.umask(previous)

@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(command=_status)
     push = commands.add_parser("push", help="upload the rows that wait in the spool, and return when W&B has them")
     push.set_defaults(command=_push)
+    keys = commands.add_parser("keys", help="make the keys for trainers on other machines")
+    keys.add_argument("directory", type=Path, metavar="DIR")
+    keys.set_defaults(command=_keys)
     _add_places(stop)
     _add_places(status)
     _add_places(push, listens=False)
@@ -78,7 +81,7 @@ def _add_commands_about_definitions(commands: "argparse._SubParsersAction[argpar
     backfill = commands.add_parser("backfill", help="compute definitions over the retained past")
     backfill.add_argument("metrics", nargs="*", metavar="METRIC", help="names of definitions; all when none is given")
     backfill.add_argument("--since", metavar="WHEN", help="90m, 7d, or 2026-01-31T12:00; default: all that is retained")
-    backfill.add_argument("--openmetrics", type=Path, metavar="FILE", required=True, help="file for promtool")
+    backfill.add_argument("--openmetrics", type=Path, metavar="FILE", help="write a file for promtool, not to W&B")
     backfill.set_defaults(command=_backfill)
     rules = commands.add_parser("rules", help="write definitions as a recording-rule file for Prometheus")
     rules.add_argument("metrics", nargs="*", metavar="METRIC", help="names of definitions; all when none is given")
@@ -205,11 +208,14 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 
 def _backfill(arguments: argparse.Namespace) -> int:
-    from sidecar.commands import backfill  # noqa: PLC0415 - see the module docstring
+    from sidecar.commands import backfill, export_past  # noqa: PLC0415 - see the module docstring
 
     config = _config(arguments)
     path = state_dir(config, os.environ)
-    print("\n".join(backfill(config, path, arguments.metrics, arguments.since, arguments.label, arguments.openmetrics)))
+    if (file := arguments.openmetrics) is None:
+        print(backfill(config, path, arguments.metrics, arguments.since, lambda line: print(line, file=sys.stderr)))
+    else:
+        print("\n".join(export_past(config, path, arguments.metrics, arguments.since, arguments.label, file)))
     return 0
 
 
@@ -219,6 +225,16 @@ def _rules(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     path = state_dir(config, os.environ)
     print(rules(config, path, arguments.metrics, arguments.label, arguments.interval), end="")
+    return 0
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    from shared.curve import make_keys  # noqa: PLC0415 - see the module docstring
+
+    trainer, sidecar = make_keys(arguments.directory)
+    print(f"made {trainer} and {sidecar}; each holds a secret: copy them only over ssh or the like")
+    print(f"trainers: --set telemetry.endpoint=tcp://HOST:PORT --set telemetry.keys={trainer}")
+    print(f"sidecar:  --set 'remote.endpoints=[\"tcp://HOST:PORT\"]' --set remote.keys={sidecar}")
     return 0
 
 

@@ -3,6 +3,7 @@
 import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -13,10 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sidecar.config import SidecarConfig
-from sidecar.state_dir import StateDirError, owner_of
+from sidecar.state_dir import LOG_NAME, StateDirError, keep_files_private, owner_of
 from sidecar.status import StatusDocument
 
-LOG_NAME = "sidecar.log"
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 5.0
@@ -31,10 +31,13 @@ def fetch_status(config: SidecarConfig, path: Path) -> tuple[str, StatusDocument
     """The status as JSON and decoded: of the sidecar that holds the state directory, else of the one that listens."""
     owner = owner_of(path)
     host, port = config.address
-    url = owner.url if owner is not None and owner.url else f"http://{host}:{port}"
+    scheme = "https" if config.http.tls_cert else "http"
+    url = owner.url if owner is not None and owner.url else f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     try:
-        text = _get(url, "/api/v1/status")
+        text = _get(url, "/api/v1/status", config.http.tls_cert)
         return text, msgspec.json.decode(text, type=StatusDocument)
+    except ssl.SSLError as error:
+        raise BackgroundError(f"what answers at {url} does not speak TLS with us ({error.reason})") from error
     except OSError as error:
         raise BackgroundError(
             f"no sidecar answers at {url} ({error.strerror or error}); start one with `dflash-sidecar start`, "
@@ -50,6 +53,7 @@ def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
     """Start a sidecar of its own life unless one is there already; returns who it is, once it answers."""
     if (running := _running(config, path)) is not None:
         return f"sidecar already running: pid {running.pid}, {running.url or 'about to answer'}"
+    keep_files_private()
     log = path / LOG_NAME
     try:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -69,7 +73,7 @@ def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         owner = owner_of(path)
-        if owner is not None and owner.pid == child.pid and owner.url and _is_ready(owner.url):
+        if owner is not None and owner.pid == child.pid and owner.url and _is_ready(owner.url, config.http.tls_cert):
             return f"sidecar started: pid {owner.pid}, {owner.url}, log {log}"
         if child.poll() is not None:
             lines = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()
@@ -108,17 +112,22 @@ def _running(config: SidecarConfig, path: Path) -> _Running | None:
     return _Running(document.sidecar.pid, document.sidecar.url)
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(url: str, tls_cert: str) -> bool:
     try:
-        _get(url, "/-/ready")
+        _get(url, "/-/ready", tls_cert)
     except (OSError, http.client.HTTPException):
         return False
     return True
 
 
-def _get(url: str, path: str) -> str:
+def _get(url: str, path: str, tls_cert: str) -> str:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=REQUEST_TIMEOUT_S)
+    host, port = parts.hostname or "", parts.port
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = _PinnedConnection(host, port, tls_cert)
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=REQUEST_TIMEOUT_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -128,3 +137,44 @@ def _get(url: str, path: str) -> str:
     if response.status != http.client.OK:
         raise http.client.HTTPException(f"{response.status} {response.reason}")
     return body
+
+
+class _PinnedConnection(http.client.HTTPSConnection):
+    """Believes the one certificate that is configured: which name it is for, and who signed it, does not matter then.
+
+    Raises:
+        BackgroundError: no certificate is configured, or another one is shown.
+    """
+
+    def __init__(self, host: str, port: int | None, tls_cert: str) -> None:
+        if not tls_cert:
+            raise BackgroundError(
+                f"the sidecar at https://{host}:{port} speaks TLS: give its http.tls_cert and http.tls_key, "
+                "with the same --config or --set as for `run`"
+            )
+        self._tls_cert = tls_cert
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # `connect` compares the whole certificate instead
+        super().__init__(host, port, timeout=REQUEST_TIMEOUT_S, context=context)
+
+    def connect(self) -> None:
+        """Connect, and look at the certificate before anything is sent."""
+        super().connect()
+        shown = self.sock.getpeercert(binary_form=True)
+        if shown != _first_certificate(self._tls_cert):
+            raise BackgroundError(
+                f"what answers at https://{self.host}:{self.port} does not show the certificate in "
+                f"http.tls_cert={self._tls_cert}; if that was renewed, restart the sidecar"
+            )
+
+
+def _first_certificate(path: str) -> bytes:
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    try:
+        text = Path(path).read_text()
+        return ssl.PEM_cert_to_DER_cert(text[text.index(begin) : text.index(end) + len(end)])
+    except OSError as error:
+        raise BackgroundError(f"http.tls_cert={path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BackgroundError(f"http.tls_cert={path} holds no certificate in PEM") from error

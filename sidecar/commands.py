@@ -4,26 +4,31 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shared.endpoint import runtime_dir
+from sidecar.backfill import ask
+from sidecar.background import fetch_status
 from sidecar.catalogue import stored_catalogue
 from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
 from sidecar.definitions import DefinitionSet, load
 from sidecar.live_definitions import definitions_file
 from sidecar.outlet import SPOOL_NAME, wandb_settings
-from sidecar.past import chosen, export, parse_labels, parse_since
+from sidecar.past import PastError, chosen, export, parse_labels, parse_since
 from sidecar.rules import recording_rules
 from sidecar.sinks.wandb_push import push as upload
-from sidecar.state_dir import StateDir
+from sidecar.state_dir import StateDir, keep_files_private
 from sidecar.station import JOURNAL_NAME
+
+BACKFILL_POLL_S = 0.5
 
 
 def run(config: SidecarConfig, path: Path) -> int:
     """Run a sidecar in the foreground until it is told to stop."""
     _log_to_stderr()
+    keep_files_private()
     state = StateDir(path)
     try:
         daemon = Daemon(config, state, runtime_dir(os.environ), os.environ)
@@ -45,17 +50,32 @@ def check(file: Path, path: Path) -> DefinitionSet:
     return load(file, stored_catalogue(path / JOURNAL_NAME))
 
 
-def backfill(
-    config: SidecarConfig,
-    path: Path,
-    metrics: Sequence[str],
-    since: str | None,
-    labels: Sequence[str],
-    file: Path,
+def export_past(
+    config: SidecarConfig, path: Path, metrics: Sequence[str], since: str | None, labels: Sequence[str], file: Path
 ) -> list[str]:
     """Compute definitions over the past into an OpenMetrics file; returns lines that say what is in it."""
     definitions = chosen(load(_definitions_file(config, path), stored_catalogue(path / JOURNAL_NAME)), metrics)
     return export(path / JOURNAL_NAME, definitions, parse_since(since, time.time()), parse_labels(labels), file)
+
+
+def backfill(
+    config: SidecarConfig, path: Path, metrics: Sequence[str], since: str | None, say: Callable[[str], None]
+) -> str:
+    """Let the running sidecar fill definitions into W&B, and wait until it has, telling how far it is."""
+    fetch_status(config, path)  # a sidecar must be there to do it
+    request = ask(path, metrics, parse_since(since, time.time()))
+    while True:
+        _, document = fetch_status(config, path)
+        status = document.backfill
+        if status is not None and status.id == request.id:
+            if status.state == "failed":
+                raise PastError(status.detail)
+            if status.state == "done":
+                waiting = document.sinks["wandb"]
+                names = ", ".join(status.metrics)
+                return f"{names}: {status.rows} rows in the spool, W&B {waiting.state}, {waiting.lag} rows waiting"
+            say(f"{status.rows} rows, at {time.ctime(status.reached_s)}")
+        time.sleep(BACKFILL_POLL_S)
 
 
 def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Sequence[str], interval_s: float) -> str:
@@ -67,6 +87,7 @@ def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Seq
 def push(config: SidecarConfig, path: Path) -> int:
     """Upload what waits in the spool; no sidecar may be using it."""
     _log_to_stderr()
+    keep_files_private()
     state = StateDir(path)
     try:
         return upload(path / SPOOL_NAME, wandb_settings(config.wandb), os.environ, print)

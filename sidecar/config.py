@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shared.remote import check_remote
 from shared.settings import SettingsError, assignments_layer, environment_layer, resolve, toml_layer
 
 SYSTEM_STATE_DIR = Path("/var/lib/dflash-sidecar")
@@ -38,6 +39,9 @@ class WandbConfig(msgspec.Struct, frozen=True, kw_only=True):
     entity: Annotated[str, Meta(description="W&B entity; empty takes the account's own.")] = ""
     interval_s: Annotated[float, Meta(gt=0, description="Time between telemetry rows (s).")] = 15.0
     transmit_interval_s: Annotated[int, Meta(ge=1, description="Time between uploads (s).")] = 15
+    takeover_s: Annotated[
+        float, Meta(ge=4, description="How long another sidecar must not have written a run to be taken for gone (s).")
+    ] = 90.0
 
 
 class CollectorConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,25 @@ class CollectorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     interval_s: Annotated[float, Meta(ge=0.1, description="Time between readings of host, process and GPU (s).")] = 5.0
     deadline_s: Annotated[float, Meta(gt=0, description="A reading that takes longer counts as failed (s).")] = 5.0
+
+
+class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Trainers on other machines."""
+
+    endpoints: Annotated[
+        tuple[str, ...], Meta(description='telemetry.endpoint of each trainer elsewhere: ["tcp://HOST:PORT"].')
+    ] = ()
+    keys: Annotated[str, Meta(description="Directory sidecar/ of the keys that `dflash-sidecar keys DIR` made.")] = ""
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How /metrics and the API are protected when `listen` is open to other machines."""
+
+    tls_cert: Annotated[str, Meta(description="Certificate in PEM, its chain after it; with it HTTP is HTTPS.")] = ""
+    tls_key: Annotated[str, Meta(description="Private key of the certificate in PEM, without a passphrase.")] = ""
+    allow_public: Annotated[
+        bool, Meta(description="Listen also where other machines can reach it, in the clear, for anybody to read.")
+    ] = False
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +91,8 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     journal: JournalConfig = JournalConfig()
     wandb: WandbConfig = WandbConfig()
     collectors: CollectorConfig = CollectorConfig()
+    http: HttpConfig = HttpConfig()
+    remote: RemoteConfig = RemoteConfig()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -94,6 +119,11 @@ def load_config(
     ]
     config = resolve(SidecarConfig, layers)
     parse_address(config.listen)
+    for endpoint in config.remote.endpoints:
+        check_remote("remote.endpoints", endpoint, "remote.keys", config.remote.keys)
+    if bool(config.http.tls_cert) != bool(config.http.tls_key):
+        missing = "http.tls_key" if config.http.tls_cert else "http.tls_cert"
+        raise SettingsError(f"{missing} is not set: TLS needs both, a certificate and its key")
     return config
 
 

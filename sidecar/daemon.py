@@ -17,6 +17,7 @@ from types import FrameType
 
 import msgspec
 
+from shared.curve import CurveClient
 from sidecar.catalogue import stored_catalogue
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import NvmlCollector
@@ -24,7 +25,7 @@ from sidecar.collectors.process import ProcessCollector
 from sidecar.collectors.reading import Reading
 from sidecar.collectors.runner import CollectorRunner
 from sidecar.config import SidecarConfig
-from sidecar.database import is_corruption, mark_damaged
+from sidecar.database import DatabaseError, is_corruption, mark_damaged
 from sidecar.http import HttpServer
 from sidecar.live_definitions import SETTLE_S, LiveDefinitions
 from sidecar.reloads import Reloads
@@ -87,6 +88,7 @@ class Daemon:
                 status=lambda: msgspec.to_builtins(self._document),
                 reload=self.reload,
                 ready=lambda: self._is_ready,
+                http=config.http,
             )
             stack.callback(self._http.close)
             chosen = Path(config.definitions) if config.definitions else None
@@ -100,7 +102,8 @@ class Daemon:
                 runtime_dir=runtime_dir,
                 environ=environ,
                 definitions=self._definitions,
-                url=self._url(),
+                url=self._http.url,
+                curve=CurveClient.load(Path(config.remote.keys)) if config.remote.endpoints else None,
             )
             self._station = open_station(self._around)
             stack.callback(self._close_station)
@@ -114,7 +117,7 @@ class Daemon:
                 config.collectors.deadline_s,
             )
             stack.callback(self._collectors.close)
-            state_dir.announce(self._url())
+            state_dir.announce(self._http.url)
             self._closing = stack.pop_all()
         self._document: StatusDocument
 
@@ -126,7 +129,7 @@ class Daemon:
                 started_s = time.monotonic()
                 try:
                     self._turn()
-                except sqlite3.Error as error:
+                except (sqlite3.Error, DatabaseError) as error:
                     self._replace_station(error)
                 self._alarm.sleep(started_s + self._pause_s() - time.monotonic())
 
@@ -154,7 +157,7 @@ class Daemon:
         self._http.start()
         self._is_ready = True
         self._notifier.ready(self._station.publication.summary())
-        _log.info("listening on %s, looking for trainers in %s", self._url(), self._around.runtime_dir)
+        _log.info("listening on %s, looking for trainers in %s", self._http.url, self._around.runtime_dir)
         _log.info("definitions: %s; W&B: %s", self._definitions.current.file, self._station.outlet.summary())
         if not self._station.pipeline.trainers:
             _log.info("no trainer yet; it is found as soon as it starts with the same DFLASH_RUNTIME_DIR")
@@ -164,11 +167,11 @@ class Daemon:
         deadline_s = time.monotonic() + CATCH_UP_S
         try:
             self._station.start()
-            self._station.pipeline.turn(CATCH_UP_S / 4)
+            self._station.turn(CATCH_UP_S / 4)
             while not (self._station.pipeline.shows(expected) or time.monotonic() > deadline_s or self._should_stop):
                 self._alarm.sleep(POLL_S)
-                self._station.pipeline.turn(CATCH_UP_S / 4)
-        except sqlite3.Error as error:
+                self._station.turn(CATCH_UP_S / 4)
+        except (sqlite3.Error, DatabaseError) as error:
             self._change_station(error)
             self._open_up(expected)  # not for ever: what is damaged twice is left alone, and memory does not fail
 
@@ -177,8 +180,8 @@ class Daemon:
         self._reload_if_due()
         readings = self._collectors.latest()
         self._station.pipeline.add_readings(readings)
-        self._station.pipeline.turn(self._config.interval_s)
-        self._station.outlet.tick(time.monotonic())
+        self._station.turn(self._config.interval_s)
+        self._station.upload()
         self._publish(readings)
         if self._station.publication.shows_current:
             self._reloads.answer()
@@ -193,9 +196,10 @@ class Daemon:
 
     def _publish(self, readings: Sequence[Reading]) -> None:
         self._station.publication.publish(self._sink, readings)
-        self._document = self._station.publication.document
+        document = self._station.publication.document
+        self._document = msgspec.structs.replace(document, backfill=self._station.backfills.status)
 
-    def _replace_station(self, error: sqlite3.Error | None) -> None:
+    def _replace_station(self, error: sqlite3.Error | DatabaseError | None) -> None:
         """Go on with another station, after an error of this one or to return to the disk."""
         feeds = self._station.pipeline.feeds.values()
         expected = {feed.stored.endpoint for feed in feeds if feed.stored.ended_s is None}
@@ -203,7 +207,7 @@ class Daemon:
         self._open_up(expected)
         self._publish(self._collectors.latest())
 
-    def _change_station(self, error: sqlite3.Error | None) -> None:
+    def _change_station(self, error: sqlite3.Error | DatabaseError | None) -> None:
         """Close the station and make another one: on the file, moved aside if it is damaged, else in memory."""
         path, in_memory, now_s = self._around.journal_path, "", time.monotonic()
         if error is not None:
@@ -253,10 +257,6 @@ class Daemon:
         now_s = time.monotonic()
         if now_s >= self._next_trim_s:
             self._next_trim_s = now_s if self._station.trim() else now_s + TRIM_INTERVAL_S
-
-    def _url(self) -> str:
-        host = self._config.address[0]
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._http.port}"
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -95,7 +95,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def is_corruption(error: sqlite3.Error) -> bool:
+def is_corruption(error: sqlite3.Error | DatabaseError) -> bool:
     """Whether the file is damaged, rather than the disk full or the file busy."""
     return isinstance(error, DamageError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _CORRUPT
 
@@ -120,8 +120,9 @@ def _open(path: Path, schema: str, version: int, migrations: Mapping[int, str]) 
             connection.executescript(f"BEGIN; {steps}; PRAGMA user_version = {version}; COMMIT;")
             _log.info("%s brought from version %d to %d", path, found, version)
         # Reads one page of every table: a torn file shows here rather than an hour later.
-        for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
-            connection.execute(f'SELECT * FROM "{table}" ORDER BY rowid DESC LIMIT 1').fetchone()  # noqa: S608 - own name
+        for table, sql in connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall():
+            order = "" if sql.rstrip().endswith("WITHOUT ROWID") else "ORDER BY rowid DESC"
+            connection.execute(f'SELECT * FROM "{table}" {order} LIMIT 1').fetchone()  # noqa: S608 - own name
     except (DatabaseError, sqlite3.Error):
         connection.close()
         raise

@@ -31,7 +31,7 @@ SIDECAR_FAMILIES = (
     Family("dflash_records_replayed_total", "counter", "Records that came by replay."),
     Family("dflash_records_lost_total", "counter", "Records that nobody can bring back, by reason.", ("reason",)),
     Family("dflash_frames_rejected_total", "counter", "Frames that could not be used, by reason.", ("reason",)),
-    Family("dflash_sink_lag_records", "gauge", "Rows that wait to be delivered.", ("sink",)),
+    Family("dflash_sink_lag_records", "gauge", "Rows that the sink was not yet seen to have.", ("sink",)),
     Family("dflash_sink_dropped_total", "counter", "What a sink had to leave out.", ("sink",)),
     Family("dflash_definitions_info", "gauge", "Always 1; says which definitions are live.", ("digest",)),
     Family("dflash_definition_success", "gauge", "Whether a definition could be evaluated.", ("metric",)),

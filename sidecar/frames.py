@@ -1,5 +1,8 @@
 """What must hold for a frame before anything believes it. Every breach is a FrameError with a bounded reason."""
 
+import msgspec
+
+from shared.redaction import without_secrets
 from shared.wire import (
     REPLAY_PREFIX,
     TOPIC_EVENT,
@@ -14,6 +17,7 @@ from shared.wire import (
     Snap,
     Step,
     decode,
+    encode,
 )
 from sidecar.journal_schema import MAX_SEQ
 
@@ -43,6 +47,15 @@ def decode_frame(parts: list[bytes]) -> Hello | Record | ReplayChunk:
     if not right:
         raise FrameError("topic", f"a {type(message).__name__} on topic {topic[:32]!r}")
     return message
+
+
+def scrub(hello: Hello, body: bytes) -> tuple[Hello, bytes]:
+    """Drop what looks secret among its settings, before anything is kept; trainers of ours do so themselves."""
+    config = without_secrets(hello.config)
+    if config == hello.config:
+        return hello, body
+    hello = msgspec.structs.replace(hello, config=config)
+    return hello, encode(hello)
 
 
 def check_hello(hello: Hello) -> None:

@@ -1,9 +1,13 @@
-"""The sidecar's HTTP side: metrics, health, reload and status, all of it plain text or JSON."""
+"""The sidecar's HTTP side: metrics, health, reload and status, all of it plain text or JSON.
+
+Everything may be read by whoever can connect; `POST /-/reload`, which makes the sidecar do something, is for this
+machine alone.
+"""
 
 import contextlib
-import errno
 import gzip
 import json
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -12,16 +16,17 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from sidecar.bounded_server import BoundedServer
+from sidecar.config import HttpConfig
+from sidecar.listen import ListenError, is_loopback, listen_message, resolve, tls_context
 
 _TEXT = "text/plain; charset=utf-8"
 MAX_CONNECTIONS = 64
 TIMEOUT_S = 30.0
-"""How long a connection may stay silent; longer than a usual scrape interval, so that Prometheus keeps its own."""
+"""How long a request may take to arrive; longer than a usual scrape interval, so that a connection can be kept."""
+MAX_RELOADS = 4
+"""How many may wait for the main loop at once."""
 MAX_BODY_BYTES = 64 * 1024
-
-
-class ListenError(ValueError):
-    """An address that cannot be listened on; the message is meant for the user."""
+_LOCAL = HttpConfig()
 
 
 class Page(Protocol):
@@ -57,9 +62,10 @@ class HttpServer:
         status: the document of `/api/v1/status`; called on a server thread.
         reload: reloads the definitions; returns what is wrong with them, None when they are live.
         ready: whether the sidecar has started up.
+        http: TLS, and whether other machines may connect without.
 
     Raises:
-        ListenError: the address cannot be bound.
+        ListenError: the address cannot be bound, or is open to others without protection.
     """
 
     def __init__(  # noqa: PLR0913 - a composition root calls it once, by keyword
@@ -70,6 +76,7 @@ class HttpServer:
         status: Callable[[], Mapping[str, Any]],
         reload: Callable[[], str | None],
         ready: Callable[[], bool],
+        http: HttpConfig = _LOCAL,
         timeout_s: float = TIMEOUT_S,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
@@ -82,10 +89,19 @@ class HttpServer:
             "/api/v1/status": {"GET": self._document},
         }
         try:
-            self._server = _Server(listen, _Handler, timeout_s, max_connections)
-            self._server.routes = routes
+            self._server = _Server(
+                resolve(listen, http),
+                _Handler,
+                timeout_s=timeout_s,
+                max_connections=max_connections,
+                tls=tls_context(http),
+            )
         except (OSError, OverflowError) as error:
-            raise ListenError(_listen_message(listen, error)) from error
+            raise ListenError(listen_message(listen, error)) from error
+        self._server.routes = routes
+        host = f"[{listen[0]}]" if ":" in listen[0] else listen[0]
+        self.url = f"{'https' if http.tls_cert else 'http'}://{host}:{self.port}"
+        self._reloads = threading.BoundedSemaphore(MAX_RELOADS)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="http", daemon=True)
 
     @property
@@ -115,7 +131,12 @@ class HttpServer:
         return _text(HTTPStatus.SERVICE_UNAVAILABLE, "starting\n")
 
     def _reloading(self, _accept: str) -> Answer:
-        problem = self._reload()
+        if not self._reloads.acquire(blocking=False):
+            return _text(HTTPStatus.SERVICE_UNAVAILABLE, "reloads are under way already\n")
+        try:
+            problem = self._reload()
+        finally:
+            self._reloads.release()
         if problem is None:
             return _text(HTTPStatus.OK, "reloaded\n")
         return _text(HTTPStatus.INTERNAL_SERVER_ERROR, f"not reloaded, the previous definitions stay:\n{problem}\n")
@@ -124,16 +145,12 @@ class HttpServer:
         return Answer(HTTPStatus.OK, (json.dumps(self._status()) + "\n").encode(), "application/json")
 
 
-def _listen_message(listen: tuple[str, int], error: OSError | OverflowError) -> str:
-    address = f"{listen[0]}:{listen[1]}"
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return f"{address} is in use by another process; stop it or choose another address with --listen HOST:PORT"
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return f"cannot listen on {address}: {reason}; choose another address with --listen HOST:PORT"
-
-
 class _Server(BoundedServer):
     routes: Mapping[str, Mapping[str, Route]]
+
+
+_LEFT = (ConnectionError, ssl.SSLError)
+"""The client left, or was hung up, in the middle; nothing is to be done or said."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -145,20 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: _Server
 
-    def setup(self) -> None:
-        self.request.settimeout(self.server.timeout_s)
-        super().setup()
-
     def handle(self) -> None:
-        try:
+        with contextlib.suppress(*_LEFT):
             super().handle()
-        except ConnectionError:
-            pass  # the client left in the middle; nothing is to be done or said
-        except TimeoutError:
-            self.close_connection = True
 
     def finish(self) -> None:
-        with contextlib.suppress(ConnectionError, TimeoutError):  # the client may have left before the answer got out
+        with contextlib.suppress(*_LEFT):
             super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - the base class names them
@@ -176,17 +185,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _serve(self) -> None:
+        refusal = self._take_body()
         if not self.server.begin(self.connection):
             self.close_connection = True
             return
         try:
-            self._send(self._answer())
+            answer = refusal or self._answer()
+            self.server.send(self.connection)
+            self._send(answer)
         finally:
             self.server.end(self.connection)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _serve  # noqa: N815 - the base class's names
 
-    def _answer(self) -> Answer:
+    def _take_body(self) -> Answer | None:
+        """Read what no path looks at, so that the next request can follow; returns what is wrong with it."""
         length = self.headers.get("Content-Length", "0")
         if not length.isascii() or not length.isdigit() or "Transfer-Encoding" in self.headers:
             self.close_connection = True
@@ -195,6 +208,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return _text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no path takes a body of that size\n")
         self.rfile.read(int(length))
+        return None
+
+    def _answer(self) -> Answer:
         path = urlsplit(self.path).path
         methods = self.server.routes.get(path)
         if methods is None:
@@ -204,6 +220,12 @@ class _Handler(BaseHTTPRequestHandler):
         if route is None:
             allow = ", ".join((*methods, *(("HEAD",) if "GET" in methods else ())))
             return _text(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allow}\n", allow=allow)
+        # Browsers add an Origin: no page that somebody looks at here is to make the sidecar do something.
+        if self.command == "POST" and ("Origin" in self.headers or not is_loopback(self.client_address[0])):
+            return _text(
+                HTTPStatus.FORBIDDEN,
+                f"{path} is for this machine alone, not for browsers; `systemctl reload` does the same\n",
+            )
         return route(self.headers.get("Accept", ""))
 
     def _send(self, answer: Answer) -> None:

@@ -13,19 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.endpoint import live_owner_pid
-from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record
+from shared.remote import is_remote
+from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChunk, decode_record, encode
 from sidecar.early_records import EarlyRecords
-from sidecar.frames import check_continues, check_hello, check_record, decode_frame, is_same_trainer
+from sidecar.frames import check_continues, check_hello, check_record, decode_frame, is_same_trainer, scrub
 from sidecar.journal import Journal
 from sidecar.samples import Labels, labels_of
 from sidecar.sessions import SessionTrack, Subscription, joined
-from sidecar.stored import Batch, LostRange
+from sidecar.stored import Batch, LostRange, StoredSession
 
 COMMIT_INTERVAL_S = 0.1
 COMMIT_RECORDS = 500
 CHECK_INTERVAL_S = 1.0
-GOODBYE_QUIET_S = 0.5
-GOODBYE_PATIENCE_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +106,8 @@ class Intake:
             if stored.ended_s is None:
                 held = self._journal.held_seqs(stored.number, stored.next_seq)
                 last_s = self._journal.last_time_s(stored.number) or stored.hello.start_time_s
-                silence_s = max(self._wall_s() - last_s, 0.0)
+                # A trainer elsewhere cannot be looked at: it has its time from when it could be heard.
+                silence_s = 0.0 if is_remote(stored.endpoint) else max(self._wall_s() - last_s, 0.0)
                 self._tracks[stored.name] = SessionTrack(stored, held, now_s - silence_s)
 
     def _take(self, endpoint: str, parts: list[bytes], now_s: float) -> None:
@@ -115,7 +115,7 @@ class Intake:
         if isinstance(message, ReplayChunk):
             self._take_chunk(endpoint, parts[0], message, now_s)
         elif isinstance(message, Hello):
-            self._take_hello(endpoint, message, parts[1], now_s)
+            self._take_hello(endpoint, *scrub(message, parts[1]), now_s)
         else:
             self._take_record(endpoint, message, parts[1], now_s)
 
@@ -187,18 +187,26 @@ class Intake:
     def _accept(self, endpoint: str, hello: Hello, body: bytes, now_s: float) -> SessionTrack:
         """Begin a session. Those before it that are dead end now, so that series of both never meet."""
         for other in list(self._tracks.values()):
-            alive = other.endpoint != endpoint and self._owner_pid(Path(other.endpoint)) is not None
+            alive = other.endpoint != endpoint and other.is_there(now_s, self._owner_pid)
             if alive and is_same_trainer(other.hello, hello):
                 raise FrameError("session_conflict", f"{other.name} of run {hello.run_id} lives at {other.endpoint}")
             if not alive and other.name != hello.session:
-                self._end(other, now_s)
+                self._end(other, now_s, may_return=other.is_remote and other.endpoint != endpoint)
         for earlier in self._journal.sessions():
             if earlier.name == hello.session:
                 check_continues(earlier.hello, hello)
+            elif earlier.endpoint == endpoint and earlier.ended_s is not None and earlier.next_seq < earlier.end_seq:
+                self._settle(earlier, now_s)
         stored = self._journal.open_session(hello, body, endpoint, self._labels(hello))
         track = SessionTrack(stored, self._journal.held_seqs(stored.number, stored.next_seq), now_s)
         self._tracks[hello.session] = track
         return track
+
+    def _settle(self, earlier: StoredSession, now_s: float) -> None:
+        """Give up what an ended session might still have brought: another one has taken its place."""
+        hello = earlier.hello
+        again = self._journal.open_session(hello, encode(hello), earlier.endpoint, earlier.labels)
+        self._end(SessionTrack(again, self._journal.held_seqs(again.number, again.next_seq), now_s), now_s)
 
     def _labels(self, hello: Hello) -> Labels:
         """Labels that keep this session apart from those that live beside it: none as long as it is alone."""
@@ -235,19 +243,14 @@ class Intake:
 
     def _end_silent_sessions(self, now_s: float) -> None:
         for track in list(self._tracks.values()):
-            silence_s = now_s - track.heard_s
-            if track.has_said_goodbye and track.is_complete:
-                ended = silence_s >= GOODBYE_QUIET_S
-            else:
-                limit_s = GOODBYE_PATIENCE_S if track.has_said_goodbye else track.silence_limit_s
-                ended = silence_s >= limit_s and self._owner_pid(Path(track.endpoint)) is None
-            if ended:
-                self._end(track, now_s)
+            if track.has_ended(now_s, self._owner_pid):
+                self._end(track, now_s, may_return=track.is_remote and not track.has_said_goodbye)
 
-    def _end(self, track: SessionTrack, now_s: float) -> None:
+    def _end(self, track: SessionTrack, now_s: float, *, may_return: bool = False) -> None:
+        """End a session. What one that may return still owes is not lost: its next hello reopens it."""
         if track.request is not None:
             self._subscriptions.append(Subscription(track.endpoint, track.request.topic, wanted=False))
-        if not track.is_complete:
+        if not track.is_complete and not may_return:
             self._give_up(track, track.end_seq, "trainer_gone", now_s)
         self._batch.positions[track.number] = (track.next_seq, track.end_seq)
         self._batch.ended.append((self._wall_s(), track.exit_code, track.number))

@@ -114,6 +114,11 @@ class Journal:
         with self._write_lock, self._writer as connection:
             connection.execute("UPDATE sessions SET consumed = 1 WHERE id = ? AND ended_s IS NOT NULL", (number,))
 
+    def reopen_sessions(self) -> None:
+        """Have the pipeline go through every session again, because what it made of them is lost."""
+        with self._write_lock, self._writer as connection:
+            connection.execute("UPDATE sessions SET consumed = 0")
+
     def sessions(self) -> list[StoredSession]:
         """Every session in order of acceptance."""
         return self._sessions("")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
+from shared.remote import is_remote
 from sidecar.collectors.reading import Reading, families_of
 from sidecar.journal import READ_BATCH, Journal
 from sidecar.row_feed import RowFeed
@@ -46,8 +47,10 @@ class Pipeline:
         self.gone: StoredSession | None = None
         """The trainer that left last, while it is to be shown as down."""
         self.trainers: Mapping[int, Labels] = {}
-        """Process id to labels of each live trainer; replaced as a whole, so any thread may read it."""
+        """Process id to labels of each live trainer of this machine; replaced as a whole, so any thread may read it."""
         self.is_caught_up = False
+        self.row_keys: Sequence[str] = ()
+        """Templates of the W&B keys that the definitions give now."""
         self._rows: dict[int, RowFeed] = {}
         self._waiting: list[Sample] = []
         self._read_s: dict[str, float] = {}
@@ -75,7 +78,8 @@ class Pipeline:
             if number not in self.feeds:
                 self._begin(stored, self._wall_s() - self.store.window_s)
             self.feeds[number].stored = stored
-        self.trainers = {s.hello.pid: s.labels for s in known.values() if s.ended_s is None}
+        live = [stored for stored in known.values() if stored.ended_s is None]
+        self.trainers = {stored.hello.pid: stored.labels for stored in live if not is_remote(stored.endpoint)}
         for feed in list(self.feeds.values()):
             self._advance(feed, deadline_s)
         behind = [f for f in self.feeds.values() if f.next_seq < f.stored.next_seq]
@@ -92,8 +96,10 @@ class Pipeline:
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
         """Keep the samples of new readings, in the journal too."""
+        now_s = self._wall_s()
         for reading in readings:
-            if reading.time_s != self._read_s.get(reading.collector):
+            last_s = self._read_s.get(reading.collector, 0.0)
+            if reading.time_s > last_s or reading.time_s <= now_s < last_s:  # the latter after the clock was set back
                 self._read_s[reading.collector] = reading.time_s
                 samples = samples_of(families_of([reading]), reading.time_s)
                 self._journal.append_samples(samples)
@@ -134,7 +140,7 @@ class Pipeline:
     def _make_rows(self, feed: SessionFeed) -> None:
         rows = self._rows.get(feed.stored.number)
         if rows is not None and rows.next_seq < feed.next_seq:
-            rows.catch_up(feed.next_seq)
+            rows.catch_up(feed.next_seq, self.row_keys)
 
     def _finish(self, feed: SessionFeed) -> None:
         stored = feed.stored

@@ -169,6 +169,7 @@ class Publication:
             ("dflash_journal_up", (), float(self._journal.is_on_disk)),
             ("dflash_sink_lag_records", labels_of(sink="wandb"), float(wandb.lag)),
             ("dflash_sink_dropped_total", labels_of(sink="prometheus"), float(sink.num_dropped)),
+            ("dflash_sink_dropped_total", labels_of(sink="wandb"), float(self._outlet.num_dropped)),
         ]
 
     def _definition_status(self, shown: _Shown) -> DefinitionStatus:

@@ -14,7 +14,7 @@ def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> boo
     Size means pages in use, so that a file full of free pages is not trimmed to nothing.
     """
     with connection:
-        due = _drop_records(connection, oldest_s, excess=_used_bytes(connection) > max_bytes)
+        due = _drop_records(connection, oldest_s, excess=used_bytes(connection) > max_bytes)
         connection.execute("DELETE FROM samples WHERE time_s < ?", (oldest_s,))
         connection.execute(_FORGET_SESSIONS, (oldest_s,))
     connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
@@ -57,7 +57,8 @@ def _oldest_session(connection: sqlite3.Connection) -> tuple[int, int, float] | 
     return min(found, key=lambda item: item[2], default=None)
 
 
-def _used_bytes(connection: sqlite3.Connection) -> int:
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """Size of the pages in use."""
     pages, free, size = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )

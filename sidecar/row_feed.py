@@ -6,16 +6,24 @@ they came from. So whatever interrupts this, going on from the spool's cursor ne
 
 import logging
 import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from sidecar.database import is_corruption
 from sidecar.journal import Journal
 from sidecar.sinks.wandb_rows import Evaluate, RowBuilder
-from sidecar.sinks.wandb_spool import Row, Spool
+from sidecar.sinks.wandb_run import RECORD_KEY, Row
+from sidecar.sinks.wandb_spool import Spool
 from sidecar.stored import StoredSession
 
 ROWS_PER_COMMIT = 500
 CRASHED = 1
 """Exit code of a trainer that left without saying one."""
 _log = logging.getLogger(__name__)
+
+
+class _SpoolFailedError(Exception):
+    """The spool cannot be written now."""
 
 
 class RowFeed:
@@ -27,30 +35,45 @@ class RowFeed:
         spool: where rows go.
         interval_s: least time between telemetry rows.
         evaluate: values of the definitions.
+        report_damage: called when the spool turns out to be damaged.
     """
 
     def __init__(
-        self, stored: StoredSession, journal: Journal, spool: Spool, interval_s: float, evaluate: Evaluate
+        self,
+        stored: StoredSession,
+        journal: Journal,
+        spool: Spool,
+        interval_s: float,
+        evaluate: Evaluate,
+        report_damage: Callable[[], None],
     ) -> None:
         self._stored = stored
         self._journal = journal
         self._spool = spool
         self._interval_s = interval_s
         self._evaluate = evaluate
+        self._report_damage = report_damage
         self._cursor = spool.cursor(stored.name)
         self._builder: RowBuilder | None = None
         self._is_failing = False
+        self._adopted: Sequence[str] = ()
 
     @property
     def next_seq(self) -> int:
         """The record that comes next."""
         return self._cursor.seq + 1
 
-    def catch_up(self, end_seq: int) -> None:
-        """Make rows of every record before `end_seq`; when the spool cannot be written, the next call tries again."""
+    def catch_up(self, end_seq: int, keys: Sequence[str]) -> None:
+        """Make rows of every record before `end_seq`; when the spool cannot be written, the next call tries again.
+
+        Args:
+            end_seq: every record before it is stored or lost.
+            keys: templates of the keys that the definitions give now; from when on rows have each is noted.
+        """
         try:
+            self._adopt(keys)
             self._catch_up(end_seq)
-        except sqlite3.OperationalError as error:
+        except _SpoolFailedError as error:
             if not self._is_failing:
                 _log.error("cannot write the W&B spool (%s): rows wait in the journal meanwhile", error)
             self._is_failing = True
@@ -63,22 +86,44 @@ class RowFeed:
         """Tell the spool that the session ended; False when it has to be told again."""
         hello = self._stored.hello
         try:
-            self._spool.finish(hello.run_id, hello.session, CRASHED if exit_code is None else exit_code)
-        except sqlite3.OperationalError:
+            with self._spooling():
+                self._spool.finish(hello.run_id, hello.session, CRASHED if exit_code is None else exit_code)
+        except _SpoolFailedError:
             return False
         return not self._is_failing
+
+    def _adopt(self, keys: Sequence[str]) -> None:
+        if keys != self._adopted:
+            with self._spooling():
+                self._spool.adopt(self._stored.name, keys, self._cursor.seq)
+            self._adopted = keys
 
     def _catch_up(self, end_seq: int) -> None:
         hello = self._stored.hello
         if self._builder is None:
-            self._builder = RowBuilder(self._interval_s, self._spool.open_run(hello))
+            with self._spooling():
+                self._builder = RowBuilder(self._interval_s, self._spool.open_run(hello))
         cursor, rows = self._cursor, list[Row]()
         for record in self._journal.records(self._stored, cursor.seq + 1, end_seq):
             new, cursor = self._builder.rows_for(record, hello, self._evaluate, cursor)
-            rows += new
+            rows += [row | {RECORD_KEY: f"{hello.session}:{record.seq}"} for row in new]
             if len(rows) >= ROWS_PER_COMMIT:
-                self._spool.append(hello.run_id, hello.session, cursor, rows)
+                with self._spooling():
+                    self._spool.append(hello.run_id, hello.session, cursor, rows)
                 self._cursor, rows = cursor, []
         if rows:
-            self._spool.append(hello.run_id, hello.session, cursor, rows)
+            with self._spooling():
+                self._spool.append(hello.run_id, hello.session, cursor, rows)
         self._cursor = cursor
+
+    @contextmanager
+    def _spooling(self) -> Iterator[None]:
+        """What may fail because of the spool alone: a full disk passes, damage is reported."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if is_corruption(error):
+                self._report_damage()
+            elif not isinstance(error, sqlite3.OperationalError):
+                raise
+            raise _SpoolFailedError(str(error)) from error

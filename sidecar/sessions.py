@@ -5,9 +5,11 @@ or given up. Above it lie islands of held records, and the first gap between the
 at a time, again after a timeout, with a growing pause while nothing comes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
+from shared.remote import is_remote
 from shared.wire import Hello, ReplayRequest, Scalar
 from sidecar.stored import StoredSession
 
@@ -18,6 +20,8 @@ MAX_PAUSE_S = 30.0
 MAX_EXIT_CODE = 2**31
 MIN_SILENCE_S = 10.0
 SILENT_INTERVALS = 5
+GOODBYE_QUIET_S = 0.5
+GOODBYE_PATIENCE_S = 2.0
 
 
 class Subscription(NamedTuple):
@@ -76,6 +80,25 @@ class SessionTrack:
     def silence_limit_s(self) -> float:
         """How long a live trainer may be silent before its endpoint is looked at."""
         return max(MIN_SILENCE_S, SILENT_INTERVALS * self.hello.interval_s)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the trainer is elsewhere, so that nobody can look whether it lives."""
+        return is_remote(self.endpoint)
+
+    def is_there(self, now_s: float, owner_pid: Callable[[Path], int | None]) -> bool:
+        """Whether the trainer lives: somebody listens on its socket, or it was heard lately if it is elsewhere."""
+        if self.is_remote:
+            return now_s - self.heard_s < self.silence_limit_s
+        return owner_pid(Path(self.endpoint)) is not None
+
+    def has_ended(self, now_s: float, owner_pid: Callable[[Path], int | None]) -> bool:
+        """Whether the session is over: after a goodbye when all is here, else after silence when nobody is there."""
+        silence_s = now_s - self.heard_s
+        if self.has_said_goodbye and self.is_complete:
+            return silence_s >= GOODBYE_QUIET_S
+        limit_s = GOODBYE_PATIENCE_S if self.has_said_goodbye else self.silence_limit_s
+        return silence_s >= limit_s and not self.is_there(now_s, owner_pid)
 
     def expect(self, end_seq: int) -> None:
         """Note that records up to before `end_seq` exist."""

@@ -3,17 +3,23 @@
 Two sidecars on one journal and one W&B run would overwrite each other, so the owner holds an advisory lock for as
 long as it lives; the kernel gives it up even after kill -9. The lock file also tells other commands who the owner is
 and where it answers.
+
+What is in there (settings, losses, paths, names) is for its owner and his group: new files are made so, and files of an
+older version are changed.
 """
 
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 
 import msgspec
 
 LOCK_NAME = "sidecar.lock"
+LOG_NAME = "sidecar.log"
+_PRIVATE = ("*.sqlite*", LOG_NAME, "wandb")
 _LOCK_ATTEMPTS = 5
 _LOCK_PAUSE_S = 0.05
 
@@ -53,6 +59,7 @@ class StateDir:
             who = f"a sidecar with pid {owner.pid}" if owner else "another sidecar"
             raise StateDirError(f"{path} is in use by {who}; stop it or give another --state-dir") from error
         self.announce("")
+        _make_private(path)
 
     def announce(self, url: str) -> None:
         """Write who owns the directory and where it answers; on a disk that takes nothing, nobody learns it."""
@@ -68,6 +75,11 @@ class StateDir:
         os.close(self._fd)
 
 
+def keep_files_private() -> None:
+    """Let this process and those it starts make no file that everybody may read, or the group may write."""
+    os.umask(os.umask(0o077) | 0o027)
+
+
 def owner_of(path: Path) -> Owner | None:
     """The live sidecar that holds a state directory, None when there is none."""
     try:
@@ -81,6 +93,15 @@ def owner_of(path: Path) -> Owner | None:
     finally:
         os.close(fd)
     return None
+
+
+def _make_private(path: Path) -> None:
+    for pattern in _PRIVATE:
+        for file in path.glob(pattern):
+            mode = stat.S_IMODE(file.stat().st_mode)
+            if mode & stat.S_IRWXO:
+                with contextlib.suppress(OSError):  # another user's, or on a disk that takes nothing
+                    file.chmod(mode & ~stat.S_IRWXO)
 
 
 def _open_lock(path: Path) -> int:

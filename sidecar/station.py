@@ -19,7 +19,9 @@ from pathlib import Path
 
 import msgspec
 
+from shared.curve import CurveClient
 from shared.endpoint import live_owner_pid
+from sidecar.backfill import BackfillDesk
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, NewerVersionError, is_corruption, mark_damaged
 from sidecar.intake import Intake
@@ -48,6 +50,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
     definitions: LiveDefinitions
     url: str
+    curve: CurveClient | None = None
 
     @property
     def journal_path(self) -> Path:
@@ -78,10 +81,12 @@ class Station:
             )
             stack.callback(self.outlet.close)
             self.pipeline = Pipeline(journal, self.outlet.row_feed)
-            self.receiver = Receiver(Intake(journal, uuid.uuid4().hex[:12], time.monotonic()), around.runtime_dir)
+            intake = Intake(journal, uuid.uuid4().hex[:12], time.monotonic())
+            self.receiver = Receiver(intake, around.runtime_dir, around.config.remote.endpoints, around.curve)
             stack.callback(self.receiver.close)
             self.publication = Publication(journal, self.pipeline, around.definitions, self.outlet, in_memory)
             self.publication.introduce(around.url, around.state_dir, around.runtime_dir)
+            self.backfills = BackfillDesk(around.state_dir)
             self._closing = stack.pop_all()
 
     def start(self) -> None:
@@ -89,9 +94,22 @@ class Station:
         self.receiver.start()
         self.pipeline.open(self._window_s())
 
+    def turn(self, budget_s: float) -> None:
+        """Take in what has come, for about as long as the budget, and use what is left to fill in the past."""
+        definitions = self._around.definitions.current
+        self.pipeline.row_keys = tuple(d.wandb for d in definitions.definitions if d.wandb is not None)
+        self.pipeline.turn(budget_s)
+        if self.pipeline.is_caught_up:
+            self.backfills.turn(self.journal, self.outlet.spool, definitions, self._around.config.wandb.interval_s)
+
     def endpoints(self) -> set[str]:
         """Where the trainers are that the journal knows."""
         return {stored.endpoint for stored in self.journal.unconsumed_sessions()}
+
+    def upload(self) -> None:
+        """Look after the upload; a spool that was begun anew gets its rows from the journal again."""
+        if self.outlet.tick(time.monotonic()):
+            self.pipeline.open(self._window_s())
 
     def widen(self) -> None:
         """Read more of the past when the definitions look further back than before."""
@@ -103,8 +121,7 @@ class Station:
         bounds = self._around.config.journal
         max_bytes = bounds.max_bytes if self.journal.is_on_disk else min(bounds.max_bytes, MEMORY_JOURNAL_BYTES)
         more = self.journal.trim(time.time() - bounds.max_age_s, max_bytes)
-        self.outlet.prune(bounds.max_age_s)
-        return more
+        return self.outlet.trim(bounds.max_age_s, bounds.max_bytes) or more
 
     def close(self) -> None:
         """Stop everything in reverse order of its start, each within its own bound."""

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from shared.remote import is_remote
+from sidecar.backfill import BackfillStatus
 from sidecar.exposition import LOSS_REASONS
 from sidecar.session_feed import SessionFeed
 
 
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One trainer. `records_behind` are known to exist and not yet here."""
+    """One trainer. `records_behind` are known to exist and not yet here; `endpoint` is a path or `tcp://`."""
 
     pid: int
     run_id: str
@@ -23,6 +25,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     last_message_age_s: float
     records_behind: int
+    endpoint: str = ""
 
 
 class RecordStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +89,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     definitions: DefinitionStatus
     sidecar: SidecarStatus
     journal: JournalStatus = JournalStatus(state="disk")
+    backfill: BackfillStatus | None = None
 
 
 def trainer_status(feed: SessionFeed, now_s: float) -> TrainerStatus:
@@ -101,6 +105,7 @@ def trainer_status(feed: SessionFeed, now_s: float) -> TrainerStatus:
         rank=hello.rank,
         last_message_age_s=round(max(now_s - feed.last_time_s, 0.0), 3),
         records_behind=max(feed.stored.end_seq - feed.next_seq, 0),
+        endpoint=feed.stored.endpoint,
     )
 
 
@@ -147,7 +152,8 @@ def table(document: StatusDocument) -> str:
 def _trainer(trainer: TrainerStatus) -> str:
     parts: Sequence[str] = (
         f"pid {trainer.pid}, {'up' if trainer.up else 'gone'}, run {trainer.run_id}"
-        + (f", rank {trainer.rank}" if trainer.rank else ""),
+        + (f", rank {trainer.rank}" if trainer.rank else "")
+        + (f", at {trainer.endpoint}" if is_remote(trainer.endpoint) else ""),
         f"step {trainer.step}, {trainer.steps_per_second:.2f} steps/s",
         f"last message {trainer.last_message_age_s:.1f} s ago",
         *([f"{trainer.records_behind} records behind"] if trainer.records_behind else []),

@@ -9,27 +9,16 @@ repeated overwrites the same lines. What would be a row too many or a row change
 """
 
 import argparse
-import gzip
 import json
-import socket
-import struct
 import threading
-import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, NamedTuple
+from typing import Any
+
+from fake_wandb_http import Fault, Handler, Refusal, Server
 
 HISTORY = "wandb-history.jsonl"
 API_KEY = "f" * 40
 ENTITY = "acme"
-
-
-class Fault(NamedTuple):
-    """What goes wrong with a request: an HTTP status, silence, a reset, or a reset after the request took effect."""
-
-    kind: Literal["status", "hang", "reset", "lost answer"]
-    status: int = 500
-    hang_s: float = 30.0
 
 
 class Run:
@@ -54,6 +43,12 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """All rows in order."""
         return [json.loads(line) for line in self.lines(HISTORY)]
+
+    @property
+    def tail(self) -> list[str]:
+        """The last line, if any."""
+        lines = self.files.get(HISTORY)
+        return [lines[max(lines)]] if lines else []
 
     @property
     def state(self) -> str:
@@ -82,12 +77,23 @@ class FakeWandb:
         self.runs: dict[str, Run] = {}
         self.fault: Callable[[str], Fault | None] = lambda _operation: None
         """From the operation (a GraphQL name, "file_stream" or "upload") to what goes wrong with it."""
+        self.bucket_view: Callable[[dict[str, Any]], dict[str, Any]] = lambda bucket: bucket
+        """What a client is told of a run, from what is true: a stale cache, for example."""
         self.requests: list[str] = []
+        """Operations that took effect."""
+        self.arrivals: list[tuple[float, str]] = []
+        """When each request came (monotonic), and its operation, those that failed included."""
+        self.may_recreate = True
+        """Whether the name of a deleted run may be used again."""
+        self._deleted: set[str] = set()
         self._lock = threading.RLock()
-        self._server = _Server(("127.0.0.1", port), _Handler)
-        self._server.fake = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._port = port
+        self._server: Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -95,19 +101,31 @@ class FakeWandb:
         return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": API_KEY}
 
     def start(self) -> "FakeWandb":
-        """Start answering."""
-        self._thread.start()
+        """Start answering, on the same port as before if it was stopped."""
+        self._server = Server(("127.0.0.1", self._port), Handler)
+        self._server.fake = self
+        self._port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
+        """Stop answering: connections are refused, those that are open end with their next request."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server.is_down = True
+            self._server = None
 
     def run(self, run_id: str) -> Run:
         """A run, made if need be."""
         with self._lock:
             return self.runs.setdefault(run_id, Run(run_id))
+
+    def delete(self, run_id: str) -> Run:
+        """Delete a run, as in the UI; returns what it had."""
+        with self._lock:
+            self._deleted.add(run_id)
+            return self.runs.pop(run_id)
 
     def summary(self) -> dict[str, Any]:
         """What has arrived, for people and for tests in other processes."""
@@ -137,6 +155,8 @@ class FakeWandb:
 
     def _file_stream(self, run_id: str, request: dict[str, Any]) -> dict[str, Any]:
         run = self.run(run_id)
+        if not run.num_attached:
+            raise Refusal(404, f"run {run_id} not found")
         for name, part in (request.get("files") or {}).items():
             run.write(name, part["offset"], part["content"])
         if request.get("complete"):
@@ -148,26 +168,36 @@ class FakeWandb:
         run = self.runs.get(variables["name"])
         bucket = None
         if run is not None and run.num_attached:
-            bucket = _bucket(run) | {
-                "summaryMetrics": (run.lines("wandb-summary.json") or ["{}"])[-1],
-                "historyTail": json.dumps(run.lines(HISTORY)[-1:]),
-                "eventsTail": "[]",
-                "eventsLineCount": 0,
-                "logLineCount": 0,
-                "tags": [],
-                "notes": None,
-                "wandbConfig": '{"t": 1}',
-            }
+            bucket = self.bucket_view(
+                _bucket(run)
+                | {
+                    "summaryMetrics": (run.lines("wandb-summary.json") or ["{}"])[-1],
+                    "historyTail": json.dumps(run.tail),
+                    "eventsTail": "[]",
+                    "eventsLineCount": 0,
+                    "logLineCount": 0,
+                    "tags": [],
+                    "notes": None,
+                    "wandbConfig": '{"t": 1}',
+                }
+            )
         return {"model": _PROJECT | {"bucket": bucket}}
 
     def upsert(self, variables: dict[str, Any]) -> dict[str, Any]:
         """Create a run, or attach to it, which sets it running again."""
+        if variables["name"] in self._deleted and not self.may_recreate:
+            raise Refusal(409, f"run {variables['name']} was previously created and deleted; try a new run name")
         run = self.run(variables["name"])
         run.num_attached += 1
         run.exit_code = None
         if variables.get("config"):
             run.config = json.loads(variables["config"])
-        return {"upsertBucket": {"inserted": run.num_attached == 1, "bucket": _bucket(run) | {"project": _PROJECT}}}
+        return {
+            "upsertBucket": {
+                "inserted": run.num_attached == 1,
+                "bucket": self.bucket_view(_bucket(run)) | {"project": _PROJECT},
+            }
+        }
 
     def create_files(self, variables: dict[str, Any]) -> dict[str, Any]:
         """Say where files may be uploaded."""
@@ -206,6 +236,7 @@ def _bucket(run: Run) -> dict[str, Any]:
         "description": None,
         "config": json.dumps(run.config),
         "sweepName": None,
+        "state": run.state,
         "historyLineCount": len(run.files.get(HISTORY, {})),
     }
 
@@ -213,64 +244,6 @@ def _bucket(run: Run) -> dict[str, Any]:
 def _values(line: str) -> dict[str, Any]:
     """A row without what wandb measures anew each time it is sent."""
     return {key: value for key, value in json.loads(line).items() if key != "_runtime"}
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    fake: FakeWandb
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing about clients that were killed."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        """Show what has arrived."""
-        self._send(200, self.server.fake.summary() if self.path == "/runs" else {"paths": ["/runs"]})
-
-    def do_POST(self) -> None:
-        """Take a request of wandb, or fail it as ordered."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        operation, request = self._operation(body)
-        fault = self.server.fake.fault(operation)
-        if fault is not None and fault.kind == "lost answer":
-            self.server.fake.answer(operation, self.path, request)
-        if fault is None:
-            self._send(200, self.server.fake.answer(operation, self.path, request))
-        elif fault.kind == "status":
-            self._send(fault.status, {"errors": [{"message": "injected"}]})
-        else:
-            time.sleep(fault.hang_s if fault.kind == "hang" else 0.0)
-            # Closing with a zero linger time sends a reset instead of an orderly end.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-
-    do_PUT = do_POST  # noqa: N815 - the base class names it
-
-    def _operation(self, body: bytes) -> tuple[str, dict[str, Any]]:
-        if self.path.startswith("/upload/"):
-            return "upload", {}
-        request = json.loads(body or b"{}")
-        if self.path.endswith("/file_stream"):
-            return "file_stream", request
-        return request.get("operationName") or request["query"].split("(")[0].split("{")[0].split()[-1], request
-
-    def _send(self, status: int, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
 
 def main() -> None:

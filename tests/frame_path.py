@@ -94,7 +94,7 @@ class FramePath:
         """Everything good is there, what was refused is counted, and every page can be read."""
         self.turn()
         stored = next(s for s in self.journal.sessions() if s.name == "s1")
-        held = {record.seq: record for record in self.journal.records(stored, 0, 2**40 - 1)}
+        held = {record.seq: record for record in self.journal.records(stored, 0, stored.next_seq)}
         assert [held.get(record.seq) for record in self.good] == self.good
         counts = self.journal.counts()
         rejected = {label: number for (name, label), number in counts.items() if name == "rejected"}

@@ -83,12 +83,12 @@ def prometheus_of(text: Path, folder: Path) -> Iterator[PrometheusServer]:
 
 
 @contextmanager
-def prometheus_scraping(port: int, folder: Path) -> Iterator[PrometheusServer]:
-    """Run a Prometheus that scrapes a port of this machine once a second until the block ends."""
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "dflash", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
-    }
+def prometheus_scraping(port: int, folder: Path, ca_file: str = "") -> Iterator[PrometheusServer]:
+    """Run a Prometheus that scrapes a port of this machine, with TLS if there is a CA, until the block ends."""
+    job: dict[str, object] = {"job_name": "dflash", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+    if ca_file:
+        job |= {"scheme": "https", "tls_config": {"ca_file": ca_file}}
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
     with _serving(json.dumps(config), folder) as server:
         yield server
 

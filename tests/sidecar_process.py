@@ -99,6 +99,8 @@ class Trainer:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
+        self.output = ""
+        """What it wrote, once it has stopped."""
 
     @property
     def pid(self) -> int:
@@ -108,8 +110,8 @@ class Trainer:
     def stop(self) -> tuple[int, int]:
         """Let it say goodbye; returns the number of steps and of records."""
         self.process.send_signal(signal.SIGTERM)
-        output, _ = self.process.communicate(timeout=30)
-        steps, records = output.split()
+        self.output, _ = self.process.communicate(timeout=30)
+        steps, records = self.output.splitlines()[-1].split()
         return int(steps), int(records)
 
 

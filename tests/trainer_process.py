@@ -1,22 +1,27 @@
 """A trainer's telemetry without a trainer: the real publisher in a process of its own, at a steady pace of steps.
 
 Run as a script: `trainer_process.py RUN_ID STEPS_PER_SECOND RING_BYTES`; it publishes until SIGTERM, then says goodbye
-with exit code 0 and prints how many steps and records there were. Every record is also in `RUN_ID.audit`.
+with exit code 0 and prints how many steps and records there were. Every record is also in `RUN_ID.audit`. Settings of
+`telemetry.` come from the environment as for the real one; `TRAINER_CONFIG` is JSON for its hello.
 """
 
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
-from shared.endpoint import EndpointClaim, runtime_dir, socket_path
+from shared.curve import CurveServer
+from shared.endpoint import EndpointClaim, EndpointError, runtime_dir, socket_path
 from shared.publisher import Identity, Publisher
 from shared.wire import Step
 from trainer.audit import AuditTrail
+from trainer.config import load_config
 
 
 class Pace:
@@ -28,12 +33,12 @@ class Pace:
         self._tokens = self.cells.counter("dflash_tokens_total", role="drafter", worker="0", kind="real")
         self._lengths = self.cells.histogram("dflash_sequence_length_tokens")
         self._interval_s = 1.0 / steps_per_second
-        self._last_s = time.time()
+        self._last_s = time.monotonic()
         self.num_steps = 0
 
     def steps(self) -> Iterator[Step]:
         """The steps that are due."""
-        while time.time() >= self._last_s + self._interval_s:
+        while time.monotonic() >= self._last_s + self._interval_s:
             self._last_s += self._interval_s
             self.num_steps += 1
             self._steps.add()
@@ -42,7 +47,7 @@ class Pace:
             yield Step(
                 session="",
                 seq=0,
-                time_s=self._last_s,
+                time_s=time.time() - (time.monotonic() - self._last_s),
                 step=self.num_steps,
                 loss=10.0 / self.num_steps,
                 accuracy_ratio=(0.5, 0.25),
@@ -60,13 +65,21 @@ def main(run_id: str, steps_per_second: str, ring_bytes: str) -> None:
     """Publish until told to stop."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     pace = Pace(float(steps_per_second))
-    identity = Identity(run_id=run_id, session=f"{run_id}-{os.getpid()}", pid=os.getpid(), start_time_s=time.time())
-    path = socket_path(runtime_dir(os.environ), run_id, 0)
-    with EndpointClaim(path):
+    config = json.loads(os.environ.get("TRAINER_CONFIG", "{}"))
+    session = f"{run_id}-{os.getpid()}"
+    identity = Identity(run_id=run_id, session=session, pid=os.getpid(), start_time_s=time.time(), config=config)
+    telemetry = load_config(preset=None, assignments=(), environ=os.environ).telemetry
+    with ExitStack() as stack:
+        path = curve = None
+        if telemetry.endpoint:
+            curve = CurveServer(telemetry.endpoint, Path(telemetry.keys))
+        else:
+            path = stack.enter_context(EndpointClaim(socket_path(runtime_dir(os.environ), run_id, 0))).path
         publisher = Publisher(
             cells=pace.cells,
             identity=identity,
             path=path,
+            curve=curve,
             interval_s=0.1,
             ring_bytes=int(ring_bytes),
             collect=lambda: list(pace.steps()),
@@ -79,4 +92,7 @@ def main(run_id: str, steps_per_second: str, ring_bytes: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except EndpointError as error:
+        sys.exit(str(error))

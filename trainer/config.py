@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shared.remote import check_remote
 from shared.settings import (
     Layer,
     SettingsError,
@@ -143,6 +144,10 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     interval_s: Annotated[float, Meta(gt=0, le=3600, description="seconds between snapshots")] = 1.0
     ring_bytes: Annotated[int, Meta(ge=4096, description="history kept for a sidecar that comes back")] = 64 * 1024**2
     linger_s: Annotated[float, Meta(ge=0, description="longest wait at the end for a sidecar that restarts")] = 5.0
+    endpoint: Annotated[
+        str, Meta(description="empty is a local socket; tcp://HOST:PORT for a sidecar elsewhere, with keys")
+    ] = ""
+    keys: Annotated[str, Meta(description="directory trainer/ of the keys that `dflash-sidecar keys DIR` made")] = ""
     audit_path: Annotated[str, Meta(description="for tests: append every published record to this file")] = ""
 
 
@@ -216,6 +221,8 @@ def load_config(
         raise SettingsError(
             f"queue.hs_min_ready={config.queue.hs_min_ready} exceeds queue.max_items={config.queue.max_items}: lower it"
         )
+    if config.telemetry.endpoint:
+        check_remote("telemetry.endpoint", config.telemetry.endpoint, "telemetry.keys", config.telemetry.keys)
     num_types, num_layers = len(config.drafter.layer_types), config.drafter.num_layers
     if num_types not in {0, num_layers}:
         raise SettingsError(f"drafter.layer_types names {num_types} layers, drafter.num_layers is {num_layers}")

@@ -16,8 +16,10 @@ import torch
 
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
+from shared.curve import CurveServer
 from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
+from shared.redaction import without_secrets
 from shared.wire import Device, Scalar, Step
 from trainer.audit import AuditTrail
 from trainer.batches import Batches
@@ -90,12 +92,16 @@ class Pipeline:
         )
         self._ring_metrics = RingMetrics(self._cells)
 
-    def start_telemetry(self, directory: Path) -> Path:
-        """Claim the endpoint and start publishing; raises EndpointError when it is taken or cannot be."""
-        path = socket_path(directory, self.config.run.id, 0)
-        self._cleanup.enter_context(EndpointClaim(path))
-        target_device, drafter_device = self._materials.target.device, self._drafter_device
+    def start_telemetry(self, directory: Path) -> Path | str:
+        """Claim the endpoint and start publishing; raises EndpointError or CurveError when it is taken or cannot be."""
         telemetry = self.config.telemetry
+        path = curve = None
+        if telemetry.endpoint:
+            curve = CurveServer(telemetry.endpoint, Path(telemetry.keys))
+        else:
+            path = socket_path(directory, self.config.run.id, 0)
+            self._cleanup.enter_context(EndpointClaim(path))
+        target_device, drafter_device = self._materials.target.device, self._drafter_device
         self.publisher = Publisher(
             cells=self._cells,
             identity=Identity(
@@ -107,9 +113,10 @@ class Pipeline:
                     Device("target", "0", str(target_device), _uuid(target_device)),
                     Device("drafter", "0", str(drafter_device), _uuid(drafter_device)),
                 ),
-                config=self.config.flat(),
+                config=without_secrets(self.config.flat()),
             ),
             path=path,
+            curve=curve,
             interval_s=telemetry.interval_s,
             ring_bytes=telemetry.ring_bytes,
             linger_s=telemetry.linger_s,
@@ -118,7 +125,7 @@ class Pipeline:
             audit=AuditTrail(Path(telemetry.audit_path)).write if telemetry.audit_path else None,
         )
         self.publisher.start()
-        return path
+        return path or telemetry.endpoint
 
     def train(self, watch: Callable[[], None]) -> None:
         """Run the workers to the end, calling `watch` regularly; raises what the first failing worker raised."""

@@ -40,7 +40,7 @@ def push(spool_path: Path, settings: WandbSettings, environ: Mapping[str, str], 
                 told = line
             if state.state == "idle":
                 return 0
-            if state.state in {"no-credentials", "refused"} or num_failures >= MAX_FAILURES:
+            if state.state in {"no-credentials", "refused", "conflict"} or num_failures >= MAX_FAILURES:
                 return 1
             time.sleep(_TICK_S)
     finally:

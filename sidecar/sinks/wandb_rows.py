@@ -8,7 +8,7 @@ one. The axis of time starts with the first session of the run and goes on when 
 from collections.abc import Callable, Mapping
 
 from shared.wire import Event, Hello, Record, Scalar, Snap, Step
-from sidecar.sinks.wandb_spool import Cursor, Row
+from sidecar.sinks.wandb_run import Cursor, Row
 
 STEP_AXIS = "train/step"
 TIME_AXIS = "time/elapsed_s"

@@ -4,16 +4,14 @@ The API key goes to the child in its environment and nowhere else: not in an arg
 can read, and not in a log.
 """
 
-import netrc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
-CREDENTIAL_NAME = "wandb-api-key"
-DEFAULT_BASE_URL = "https://api.wandb.ai"
+from sidecar.sinks.wandb_secrets import CREDENTIAL_NAME, api_key
+
 NO_CREDENTIALS = (
     f"rows wait in the spool: set WANDB_API_KEY, or the systemd credential {CREDENTIAL_NAME}, or run `wandb login`"
 )
@@ -40,6 +38,16 @@ class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
     finish_timeout_s: float = 8.0
     hang_timeout_s: float = 120.0
     """A child that has said nothing for so long is killed; longer than both timeouts above."""
+    look_interval_s: float = 20.0
+    """How often a child asks the server what it has of the run."""
+    look_timeout_s: float = 10.0
+    lease_s: float = 45.0
+    """A child that could not ask for so long leaves, because another sidecar may have taken the run over."""
+    quiet_s: float = 90.0
+    """How long a run must not have changed before it is taken over from another spool; longer than the lease and all
+    timeouts of a look and of sending."""
+    stall_s: float = 180.0
+    """A child is replaced when the server answers, but has taken none of the rows that wait for so long."""
     slice_s: float = 30.0
     """How long one run's child may go on while another run has rows to send."""
     max_life_s: float = 3600.0
@@ -54,37 +62,14 @@ class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def has_credentials(environ: Mapping[str, str]) -> bool:
     """Whether wandb will find a key: in the environment, a systemd credential, or netrc."""
-    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE") or _systemd_credential(environ):
-        return True
-    # With the port where there is one: so wandb looks it up, and so `wandb login` writes it.
-    host = urlsplit(environ.get("WANDB_BASE_URL") or DEFAULT_BASE_URL).netloc
-    home = Path(environ.get("HOME", "/nonexistent"))
-    candidates = [environ["NETRC"]] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]
-    return any(_netrc_has(Path(path), host) for path in candidates)
+    return bool(environ.get("WANDB_IDENTITY_TOKEN_FILE") or api_key(environ))
 
 
 def child_environment(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
     """What the uploading child gets: our environment without any other run's W&B variables, and the key."""
     child = {key: value for key, value in environ.items() if not key.startswith("WANDB_") or key in _PASSED_ON}
-    if not child.get("WANDB_API_KEY") and (key := _systemd_credential(environ)):
+    if key := api_key(environ):
         child["WANDB_API_KEY"] = key
     cache = str(directory / "cache")
     quiet = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
     return child | quiet | {"WANDB_CACHE_DIR": cache, "WANDB_DATA_DIR": cache}
-
-
-def _systemd_credential(environ: Mapping[str, str]) -> str:
-    directory = environ.get("CREDENTIALS_DIRECTORY")
-    if not directory:
-        return ""
-    try:
-        return (Path(directory) / CREDENTIAL_NAME).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _netrc_has(path: Path, host: str) -> bool:
-    try:
-        return netrc.netrc(path).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-        return False

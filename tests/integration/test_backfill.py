@@ -1,5 +1,6 @@
 """Definitions over the past: the values they had live, in a real Prometheus, and as rules that it accepts."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from audit import audited
+from fake_wandb import FakeWandb, Run
 from prometheus_server import prometheus_of
 from sidecar_process import Place, wait_for
 
+from sidecar.backfill import ask
 from sidecar.sinks.wandb_spool import Spool
 
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="prometheus is not installed")
@@ -132,3 +135,92 @@ def test_mistakes_are_one_line(place: Place, tmp_path: Path, arguments: tuple[st
     assert done.returncode == 1
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+NEW = """
+[[metric]]
+name = "dflash_loss_doubled"
+help = "New."
+type = "gauge"
+at = "step"
+expr = "2 * dflash_loss"
+wandb = "custom/loss_doubled"
+
+[[metric]]
+name = "dflash_pace"
+help = "New too."
+type = "gauge"
+expr = "sum(rate(dflash_steps_total[2s]))"
+wandb = "custom/pace"
+"""
+
+
+@pytest.fixture
+def uploading(tmp_path: Path) -> Iterator[tuple[Place, FakeWandb]]:
+    """A place whose sidecars upload to a local server."""
+    server = FakeWandb().start()
+    place = Place(tmp_path)
+    place.environ |= server.environment
+    yield place, server
+    place.close()
+    server.close()
+
+
+def test_a_new_metric_is_filled_into_w_and_b_over_the_past(uploading: tuple[Place, FakeWandb], tmp_path: Path) -> None:
+    """1. Train. 2. Add definitions. 3. Backfill, killed in the middle. 4. Start again. 5. Backfill again. 6. End.
+
+    Result: one pid; every step has the new key once, live or filled in, with its own step, time and value.
+    """
+    place, server = uploading
+    definitions = tmp_path / "metrics.toml"
+    definitions.write_text(DEFINITIONS)
+    online = ("--set=wandb.mode=online", "--set=wandb.transmit_interval_s=1", "--set=wandb.interval_s=1")
+    options = ("--definitions", str(definitions), *online)
+    trainer = place.trainer(steps_per_second=100.0)
+    sidecar = place.sidecar(*options)
+    wait_for(lambda: sidecar.status()["records"]["received"] > 1_500, "records")
+    definitions.write_text(DEFINITIONS + NEW)
+    wait_for(lambda: "dflash_pace" in sidecar.metrics(), "the new definition")
+    ask(place.state_dir, ["dflash_loss_doubled", "dflash_pace"], 0.0)
+    wait_for(lambda: (sidecar.status()["backfill"] or {}).get("rows", 0) > 0, "the first rows")
+    sidecar.kill()
+    sidecar = place.sidecar(*options)
+    wait_for(lambda: (sidecar.status()["backfill"] or {}).get("state") == "done", "the rest")
+    again = command(place, "backfill", "dflash_loss_doubled", "dflash_pace")
+    assert sidecar.status()["trainers"][0]["pid"] == trainer.pid
+    num_steps, _ = trainer.stop()
+    run = server.run("run")
+    wait_for(lambda: run.exit_code is not None, "W&B to have everything", 90)
+    sidecar.terminate()
+
+    assert again.stdout.startswith("dflash_loss_doubled, dflash_pace: 0 rows in the spool"), again
+    assert_filled_in(run, place.audit("run"), num_steps)
+
+
+def assert_filled_in(run: Run, audit: Path, num_steps: int) -> None:
+    """Check the new keys of a run, record by record."""
+    rows = sorted((row for row in run.history if "custom/loss_doubled" in row), key=lambda row: row["train/step"])
+    found = [(row["train/step"], row["_timestamp"], row["custom/loss_doubled"]) for row in rows]
+    assert found == [(fields[4], fields[3], 2 * fields[5]) for fields in audited(audit, "step")]
+    assert len(found) == num_steps
+    assert [row["_step"] for row in run.history] == list(range(len(run.history)))
+    assert run.conflicts == []
+    paces = sorted(row["_timestamp"] for row in run.history if "custom/pace" in row)
+    assert len(paces) > 10
+    assert all(0.5 < later - earlier < 1.5 for earlier, later in itertools.pairwise(paces))
+
+
+def test_what_cannot_be_filled_in_says_why(place: Place) -> None:
+    """Without a sidecar, with W&B off, or for a metric without a key, one line says what to do."""
+    nobody = command(place, "backfill", "dflash_speed", "--listen", "127.0.0.1:9")
+    sidecar = place.sidecar("--definitions", str(place.state_dir.parent / "metrics.toml"))
+    keyless = command(place, "backfill", "dflash_work_total")
+    sidecar.terminate()
+    off = place.sidecar("--set=wandb.mode=off", "--definitions", str(place.state_dir.parent / "metrics.toml"))
+    nowhere = command(place, "backfill", "dflash_speed")
+    off.terminate()
+
+    assert "no sidecar answers at http://127.0.0.1:9" in nobody.stderr
+    assert keyless.stderr.startswith("dflash-sidecar: dflash_work_total: its definition names no wandb key")
+    assert nowhere.stderr == "dflash-sidecar: W&B is off, or its spool cannot be written now\n"
+    assert [done.returncode for done in (nobody, keyless, nowhere)] == [1, 1, 1]

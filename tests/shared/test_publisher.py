@@ -1,7 +1,9 @@
 """The telemetry thread over real sockets: hello on arrival, dense records, replay, goodbye."""
 
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import zmq
 
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
-from shared.endpoint import EndpointClaim, EndpointError, socket_path
+from shared.endpoint import EndpointClaim, EndpointError, live_owner_pid, socket_path
 from shared.publisher import Identity, Publisher
 from shared.ring import Ring
 from shared.wire import (
@@ -189,3 +191,21 @@ def test_stale_socket_is_taken_over(tmp_path: Path) -> None:
 
     with EndpointClaim(path) as claim:
         assert claim.path == path
+
+
+def test_an_owner_that_accepts_nobody_is_seen_without_waiting(tmp_path: Path) -> None:
+    """A stopped trainer's backlog fills up: whoever looks for it must not wait for a place in it."""
+    path = tmp_path / "run-0.sock"
+    with socket.socket(socket.AF_UNIX) as stopped, ExitStack() as waiting:
+        stopped.bind(str(path))
+        stopped.listen(0)
+        for _ in range(3):
+            one = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            one.connect_ex(str(path))
+        started_s = time.monotonic()
+
+        owner = live_owner_pid(path)
+
+        assert owner is not None
+        assert time.monotonic() - started_s < 0.5

@@ -3,63 +3,26 @@
 import gzip
 import http.client
 import json
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from http_side import HttpSide
 
 from sidecar.http import HttpServer, ListenError
-from sidecar.samples import ExportedFamily, Result
-from sidecar.sinks.prometheus import PrometheusSink
-
-
-class Sidecar:
-    """A server over a real sink, with switches for what it reports."""
-
-    def __init__(self, **options: Any) -> None:
-        self.sink = PrometheusSink()
-        self.sink.publish(Result(1.0, (ExportedFamily("dflash_loss", "gauge", "Loss.", (("dflash_loss", (), 2.5),)),)))
-        self.problem: str | None = None
-        self.is_ready = False
-        self.status: Callable[[], Mapping[str, Any]] = lambda: {"trainers": []}
-        self.server = HttpServer(
-            listen=("127.0.0.1", 0),
-            sink=self.sink,
-            status=lambda: self.status(),  # noqa: PLW0108 - tests exchange it later
-            reload=lambda: self.problem,
-            ready=lambda: self.is_ready,
-            **options,
-        )
-        self.server.start()
-
-    def ask(self, method: str, path: str, **headers: str) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=5.0)
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-        response = connection.getresponse()
-        body = response.read()
-        connection.close()
-        return response.status, response.headers, body
-
-    def connect(self, sent: bytes = b"") -> socket.socket:
-        """Open a connection and send some bytes."""
-        connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=5.0)
-        connection.sendall(sent)
-        return connection
 
 
 @pytest.fixture
-def sidecar() -> Iterator[Sidecar]:
+def sidecar() -> Iterator[HttpSide]:
     """A started server with the default limits."""
-    sidecar = Sidecar()
+    sidecar = HttpSide()
     yield sidecar
     sidecar.server.close()
 
 
-def test_metrics_in_both_formats(sidecar: Sidecar) -> None:
+def test_metrics_in_both_formats(sidecar: HttpSide) -> None:
     """/metrics follows the Accept header."""
     status, headers, body = sidecar.ask("GET", "/metrics")
     assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
@@ -70,7 +33,7 @@ def test_metrics_in_both_formats(sidecar: Sidecar) -> None:
     assert body.endswith(b"# EOF\n")
 
 
-def test_gzip_only_when_asked(sidecar: Sidecar) -> None:
+def test_gzip_only_when_asked(sidecar: HttpSide) -> None:
     """A body is compressed for a client that takes gzip, and for nobody else."""
     plain = sidecar.ask("GET", "/metrics", Accept_Encoding="identity")
     refused = sidecar.ask("GET", "/metrics", Accept_Encoding="gzip;q=0")
@@ -81,7 +44,7 @@ def test_gzip_only_when_asked(sidecar: Sidecar) -> None:
     assert (plain[1]["Content-Encoding"], refused[1]["Content-Encoding"]) == (None, None)
 
 
-def test_head_is_get_without_a_body(sidecar: Sidecar) -> None:
+def test_head_is_get_without_a_body(sidecar: HttpSide) -> None:
     """HEAD answers with GET's headers and no body."""
     get, head = sidecar.ask("GET", "/metrics"), sidecar.ask("HEAD", "/metrics")
 
@@ -89,7 +52,7 @@ def test_head_is_get_without_a_body(sidecar: Sidecar) -> None:
     assert head[1]["Content-Length"] == get[1]["Content-Length"] == str(len(get[2]))
 
 
-def test_health_and_readiness(sidecar: Sidecar) -> None:
+def test_health_and_readiness(sidecar: HttpSide) -> None:
     """Healthy at once, ready only when the sidecar says so."""
     before = sidecar.ask("GET", "/-/ready")[0]
     sidecar.is_ready = True
@@ -97,7 +60,7 @@ def test_health_and_readiness(sidecar: Sidecar) -> None:
     assert (before, sidecar.ask("GET", "/-/ready")[0], sidecar.ask("GET", "/-/healthy")[0]) == (503, 200, 200)
 
 
-def test_reload_says_what_is_wrong(sidecar: Sidecar) -> None:
+def test_reload_says_what_is_wrong(sidecar: HttpSide) -> None:
     """POST /-/reload answers 200 when the definitions are live, else 500 with the problems."""
     good = sidecar.ask("POST", "/-/reload")
     sidecar.problem = "metrics.toml: metric 'x': unknown series"
@@ -108,14 +71,14 @@ def test_reload_says_what_is_wrong(sidecar: Sidecar) -> None:
     assert b"metrics.toml: metric 'x': unknown series" in bad[2]
 
 
-def test_status_document(sidecar: Sidecar) -> None:
+def test_status_document(sidecar: HttpSide) -> None:
     """/api/v1/status is the document as JSON."""
     status, headers, body = sidecar.ask("GET", "/api/v1/status?pretty")
 
     assert (status, headers["Content-Type"], json.loads(body)) == (200, "application/json", {"trainers": []})
 
 
-def test_unknown_path_and_wrong_method(sidecar: Sidecar) -> None:
+def test_unknown_path_and_wrong_method(sidecar: HttpSide) -> None:
     """404 lists what there is, 405 names the methods, both as text; an unknown method is refused as text."""
     missing, wrong, wrong_post = (
         sidecar.ask("GET", "/x"),
@@ -144,7 +107,7 @@ def test_unknown_path_and_wrong_method(sidecar: Sidecar) -> None:
         (b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
     ],
 )
-def test_malformed_request_is_refused_in_text(sidecar: Sidecar, request_bytes: bytes, status: int) -> None:
+def test_malformed_request_is_refused_in_text(sidecar: HttpSide, request_bytes: bytes, status: int) -> None:
     """A request that cannot be read gets its status as text and the connection is closed."""
     connection = sidecar.connect(request_bytes)
     answer = b""
@@ -159,7 +122,7 @@ def test_malformed_request_is_refused_in_text(sidecar: Sidecar, request_bytes: b
     assert b"<html" not in answer.lower()
 
 
-def test_300_idle_connections_do_not_block_a_scrape(sidecar: Sidecar) -> None:
+def test_300_idle_connections_do_not_block_a_scrape(sidecar: HttpSide) -> None:
     """300 connections that say nothing or half a request neither delay a scrape nor pile up threads."""
     threads_before = threading.active_count()
     idle = [sidecar.connect(b"GET /metrics HT" if i % 2 else b"") for i in range(300)]
@@ -171,13 +134,13 @@ def test_300_idle_connections_do_not_block_a_scrape(sidecar: Sidecar) -> None:
         connection.close()
 
     assert status == 200
-    assert elapsed_s < 1.0
+    assert elapsed_s < 5.0  # a sixth of what an idle connection may last
     assert num_threads <= 80
 
 
 def test_silent_connection_is_closed_after_its_timeout() -> None:
     """A connection that stays silent is closed by the server."""
-    sidecar = Sidecar(timeout_s=0.1)
+    sidecar = HttpSide(timeout_s=0.1)
     connection = sidecar.connect()
     received = connection.recv(1)
     connection.close()
@@ -188,7 +151,7 @@ def test_silent_connection_is_closed_after_its_timeout() -> None:
 
 def test_request_being_answered_is_not_cut_for_a_newcomer() -> None:
     """When every connection is being answered, a newcomer is turned away and the answers arrive whole."""
-    sidecar = Sidecar(max_connections=1)
+    sidecar = HttpSide(max_connections=1)
     entered, leave = threading.Event(), threading.Event()
 
     def slow() -> Mapping[str, Any]:
@@ -215,7 +178,7 @@ def test_request_being_answered_is_not_cut_for_a_newcomer() -> None:
     assert json.loads(answers[0]) == {"slow": True}
 
 
-def test_keep_alive_serves_many_requests_on_one_connection(sidecar: Sidecar) -> None:
+def test_keep_alive_serves_many_requests_on_one_connection(sidecar: HttpSide) -> None:
     """One connection is used for many scrapes, without the delay of small packets waiting for each other."""
     connection = http.client.HTTPConnection("127.0.0.1", sidecar.server.port, timeout=5.0)
     started_s = time.monotonic()
@@ -232,7 +195,7 @@ def test_keep_alive_serves_many_requests_on_one_connection(sidecar: Sidecar) -> 
     assert elapsed_s < 1.5
 
 
-def test_failing_route_costs_only_its_own_connection(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_route_costs_only_its_own_connection(sidecar: HttpSide, caplog: pytest.LogCaptureFixture) -> None:
     """A status that raises is logged, its client sees the connection close, and the next request is served."""
 
     def broken() -> Mapping[str, Any]:
@@ -246,7 +209,7 @@ def test_failing_route_costs_only_its_own_connection(sidecar: Sidecar, caplog: p
     assert "no status today" in caplog.text
 
 
-def test_busy_port_is_one_clear_error(sidecar: Sidecar) -> None:
+def test_busy_port_is_one_clear_error(sidecar: HttpSide) -> None:
     """A port that is taken is a ListenError that names it and the remedy."""
     with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{sidecar.server.port} is in use .* --listen HOST:PORT"):
         HttpServer(

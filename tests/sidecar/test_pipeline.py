@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from trainer_frames import START_S, event, hello, snap, step
 
@@ -51,7 +52,7 @@ class Bench:
         return [row["train/step"] for _, row in self.spool.rows("run", 0, 10**6) if "train/step" in row]
 
     def _row_feed(self, stored: StoredSession) -> RowFeed:
-        return RowFeed(stored, self.journal, self.spool, 15.0, lambda _at, _time_s: {"x": 1.0})
+        return RowFeed(stored, self.journal, self.spool, 15.0, lambda _at, _time_s: {"x": 1.0}, lambda: None)
 
 
 @pytest.fixture
@@ -219,3 +220,41 @@ def _turns_until(done: Callable[[], bool], turn: Callable[[], None]) -> int:
             return number
         turn()
     raise AssertionError("never done")
+
+
+def test_what_is_known_of_a_session_follows_a_clock_that_is_set_back(bench: Bench) -> None:
+    """The newest record says when it was heard, the evaluation stays true, the speed is never absurd, rows go on."""
+    early = START_S + 100.0
+    bench.wall_s = early
+    records: list[Record] = [step(0, 1), event(1, "evaluation", accept_length=2.5), snap(2)]
+    late = [msgspec.structs.replace(record, time_s=early + 10_800.0 + record.seq) for record in records]
+    back = [msgspec.structs.replace(record, time_s=early + record.seq) for record in (step(3, 2), snap(4), step(5, 3))]
+    bench.store([*late, *back])
+    pipeline = bench.pipeline()
+    pipeline.turn(5.0)
+    [feed] = pipeline.feeds.values()
+
+    assert feed.last_time_s == early + 5.0
+    assert value(pipeline, "dflash_accept_length", early + 5.0) == 2.5
+    assert feed.steps_per_second == 0.5
+    assert sum("x" in row and "train/step" not in row for _, row in bench.spool.rows("run", 0, 100)) == 2
+
+
+def test_readings_follow_a_clock_that_is_set_back_and_ignore_late_ones(bench: Bench) -> None:
+    """A reading from after the step counts; one that was begun before the newest, and hung, does not."""
+    pipeline = bench.pipeline()
+
+    def read(time_s: float, success: bool) -> None:
+        reading = Reading(collector="host", success=success, time_s=time_s, duration_s=0.1)
+        pipeline.add_readings([reading, reading])
+        pipeline.turn(1.0)
+
+    bench.wall_s = START_S + 10_900.0
+    read(bench.wall_s, success=True)
+    read(bench.wall_s - 60.0, success=False)
+    assert value(pipeline, "dflash_collector_success", bench.wall_s) == 1.0
+    bench.wall_s = START_S + 100.0
+    read(bench.wall_s, success=False)
+
+    assert value(pipeline, "dflash_collector_success", bench.wall_s) == 0.0
+    assert len(list(bench.journal.samples_between(0.0, START_S + 20_000.0))) == 4

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from shared.catalogue import STEP_FAMILIES, TRAINER_FAMILIES
 from shared.schema import Family
 from sidecar.collectors.catalogue import COLLECTOR_FAMILIES
+from sidecar.exposition import merged
 from sidecar.samples import ExportedFamily, Result, labels_of
 from sidecar.sinks.prometheus import PrometheusSink
 
@@ -193,3 +194,41 @@ def test_promtool_finds_nothing_to_say_about_our_families() -> None:
     )
 
     assert (lint.stdout, lint.stderr, lint.returncode) == ("", "", 0)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), -1.0, float("-inf")])
+def test_a_total_that_is_none_costs_its_series_alone(broken: float) -> None:
+    """OpenMetrics knows no such total: the series is left out and counted, its family and the page are served."""
+    points = (("dflash_x_total", labels_of(worker="0"), broken), ("dflash_x_total", labels_of(worker="1"), 7.0))
+    sink = PrometheusSink()
+    sink.publish(Result(time_s=1.0, families=(ExportedFamily("dflash_x_total", "counter", "X.", points),)))
+
+    for accept, parse in (("", parse_text), (OPENMETRICS, parse_openmetrics)):
+        [family] = parse(sink.render(accept)[0].decode())
+        assert [(sample.labels, sample.value) for sample in family.samples] == [({"worker": "1"}, 7.0)]
+    assert sink.num_dropped == 1
+
+
+@pytest.mark.parametrize("counts", [(2.0, 1.0), (0.5, 1.5), (float("nan"), 1.0), (1.0, float("inf")), (-1.0, 1.0)])
+def test_buckets_that_are_no_counts_cost_their_series(counts: tuple[float, float]) -> None:
+    """Counts that fall from bucket to bucket or are not whole numbers would make readers refuse the page."""
+    buckets = tuple(("dflash_x_bucket", labels_of(le=le), n) for le, n in zip(("1.0", "+Inf"), counts, strict=True))
+    points = (*buckets, ("dflash_x_sum", (), 1.0), ("dflash_x_count", (), counts[1]))
+    sink = PrometheusSink()
+    sink.publish(Result(time_s=1.0, families=(ExportedFamily("dflash_x", "histogram", "X.", points), LOSS)))
+
+    found = [family.name for family in parse_openmetrics(sink.render(OPENMETRICS)[0].decode()) if family.samples]
+    assert (found, sink.num_dropped) == (["dflash_loss"], 1)
+
+
+def test_one_source_cannot_take_a_name_from_another() -> None:
+    """Of families with one name the first gives the kind and has each of its points; what fits is added."""
+    other = ExportedFamily(
+        "dflash_loss", "gauge", "Other.", (("dflash_loss", (), 9.0), ("dflash_loss", (("a", "b"),), 1.0))
+    )
+    foreign = ExportedFamily("dflash_loss", "histogram", "X.", (("dflash_loss_sum", (), 1.0),))
+
+    [family] = merged((LOSS, other, foreign))
+
+    assert family.points == (*LOSS.points, ("dflash_loss", (("a", "b"),), 1.0))
+    assert (family.kind, family.help) == ("gauge", LOSS.help)

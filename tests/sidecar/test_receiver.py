@@ -1,5 +1,9 @@
 """The receiver over real sockets, against the trainer's real publisher."""
 
+import itertools
+import os
+import socketserver
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,3 +149,83 @@ def test_rogue_endpoint_harms_nobody(listening: Listening) -> None:
         "malformed",
         "invalid",
     }
+
+
+@pytest.mark.usefixtures("trainer")
+def test_odd_names_in_the_directory_harm_nobody(listening: Listening) -> None:
+    """A socket whose name is no text, a directory and a plain file that are called like one are passed over."""
+    (listening.runtime_dir / os.fsdecode(b"\xff\xfe.sock")).touch()
+    (listening.runtime_dir / "plain.sock").touch()
+    (listening.runtime_dir / "directory.sock").mkdir()
+    receiver = listening.start()
+
+    wait_for(lambda: listening.watermark() > 50)
+
+    assert receiver.is_alive
+    assert listening.is_dense()
+
+
+class _Babbler(socketserver.BaseRequestHandler):
+    """Speaks to whoever connects, but not ZeroMQ; or ZeroMQ up to a frame without end."""
+
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+    ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+    speeches = itertools.cycle(
+        (
+            b"",
+            b"\x00" * 100,
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            greeting[:40],
+            greeting + b"\x04\xff",
+            greeting + ready + b"\x03" + b"\x7f" + b"\xff" * 7 + b"x" * 100,
+            greeting + ready + b"\x02" + (2**40).to_bytes(8, "big") + b"x" * 100,
+            greeting + ready + b"\x01\x04snap\x00\x02\xc1\xc1" * 50,
+        )
+    )
+    num_calls = 0
+
+    def handle(self) -> None:
+        """Say one of these things and leave."""
+        type(self).num_calls += 1
+        self.request.sendall(next(self.speeches))
+
+
+def test_a_trainer_is_found_where_another_program_spoke_before(
+    listening: Listening, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. What listens at a path speaks no ZeroMQ, or endless frames. 2. A trainer takes it over, and is heard."""
+    monkeypatch.setattr("sidecar.receiver.SCAN_INTERVAL_S", 0.1)
+    monkeypatch.setattr("sidecar.receiver.RENEWAL_S", 0.3)
+    listening.runtime_dir.mkdir(mode=0o700)
+    path = listening.runtime_dir / "run-0.sock"
+    with socketserver.ThreadingUnixStreamServer(str(path), _Babbler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        receiver = listening.start()
+        wait_for(lambda: _Babbler.num_calls > 16, 30.0)
+        server.shutdown()
+        thread.join()
+    assert path.exists()
+    request.getfixturevalue("trainer")
+
+    wait_for(lambda: listening.watermark() > 50)
+
+    assert receiver.is_alive
+    assert listening.is_dense()
+
+
+@pytest.mark.usefixtures("trainer")
+def test_directory_that_everybody_may_write_is_not_looked_at(
+    listening: Listening, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where anybody could plant a socket no trainer is looked for until that is mended, and the log says so once."""
+    listening.runtime_dir.chmod(0o777)
+    listening.start()
+    wait_for(lambda: "not looking for trainers there" in caplog.text)
+    time.sleep(1.5)
+    before = listening.journal.sessions()
+    listening.runtime_dir.chmod(0o700)
+    wait_for(lambda: listening.watermark() > 10)
+
+    assert before == []
+    assert caplog.text.count("writable by everybody; chmod o-w it") == 1

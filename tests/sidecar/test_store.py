@@ -155,3 +155,31 @@ def test_spans_and_losses_agree_with_a_pass_over_all(
     assert series.values[start:end].tolist() == [value for _, value in window]
     if window:
         assert list(series.losses(window[0][0], window[-1][0])) == falls
+
+
+class TestClock:
+    """A clock that is set back."""
+
+    def test_new_samples_count_at_once(self) -> None:
+        """What lies in the future is forgotten in every series; what follows is found, and fell by nothing."""
+        store = store_of(("a", {}, 0, 1), ("a", {}, 10_800, 5), ("b", {}, 10_800, 3))
+        store.append_many(Sample("a", (), START_S + at, value) for at, value in ((7.0, 6.0), (8.0, 7.0)))
+        a, b = (store.select((Matcher("__name__", "=", name),))[0] for name in "ab")
+
+        assert a.newest(microseconds(START_S + 8), microseconds(5)) == 7.0
+        assert a.losses(0, microseconds(START_S + 20_000)).tolist() == []
+        assert len(b.times_us) == 0
+
+    def test_memory_stays_bounded(self) -> None:
+        """After the step the window moves on with the new time, as before."""
+        store = store_of(("a", {}, 10_800, 1))
+        store.append_many(Sample("a", (), START_S + at, 1.0) for at in range(5_000))
+
+        assert len(store.select((Matcher("__name__", "=", "a"),))[0].times_us) < 1.3 * 600
+
+    def test_a_little_disorder_is_no_step(self) -> None:
+        """A sample that is late by seconds is ignored and takes nothing away."""
+        store = store_of(("a", {}, 0, 1), ("a", {}, 9, 2), ("a", {}, 0, 3))
+
+        assert store.select(())[0].values.tolist() == [1.0, 2.0]
+        assert store.num_ignored == 1

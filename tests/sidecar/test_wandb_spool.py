@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from shared.schema import Schema
 from shared.wire import Device, Event, Hello, Record, Scalar, Snap, Step
 from sidecar.sinks.wandb_rows import RowBuilder
-from sidecar.sinks.wandb_spool import Cursor, Row, Spool, run_config
+from sidecar.sinks.wandb_run import Cursor, Row, run_config
+from sidecar.sinks.wandb_spool import Spool
 
 
 def hello(
@@ -212,7 +213,7 @@ def test_pruned_rows_keep_their_numbers(tmp_path: Path) -> None:
     for run_id in ("old", "open"):
         spool.append(run_id, run_id, Cursor(0), [{"a": 1}])
     spool.set_closed("old", 10.0)
-    spool.prune(before_s=20.0)
+    spool.trim(closed_before_s=20.0, max_bytes=10**9)
     spool.append("old", "again", Cursor(0), [{"a": 2}])
 
     assert spool.rows("old", 0, 10) == [(1, {"a": 2})]
@@ -235,7 +236,8 @@ def test_kill_between_appends_leaves_rows_and_cursor_together(tmp_path: Path) ->
     """However a writer is killed, the number of rows and the cursor agree."""
     code = f"""
 from pathlib import Path
-from sidecar.sinks.wandb_spool import Cursor, Spool
+from sidecar.sinks.wandb_run import Cursor
+from sidecar.sinks.wandb_spool import Spool
 spool = Spool(Path({str(tmp_path / "spool.db")!r}))
 seq = spool.cursor("s1").seq
 print("ready", flush=True)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 from fake_wandb import API_KEY, FakeWandb, Fault
-from wandb_uplink import FAST, Uplink, child_basis, hasty_basis
+from wandb_uplink import Uplink, child_basis, hasty_basis
 
-from sidecar.sinks.wandb_push import push
+from sidecar.sinks.wandb_run import Cursor
 from sidecar.sinks.wandb_settings import child_environment, has_credentials
-from sidecar.sinks.wandb_spool import Cursor
 
 
 @pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (7, "failed")])
@@ -24,7 +23,7 @@ def test_run_ends_as_its_trainer_did(uplink: Uplink, server: FakeWandb, exit_cod
 
 
 def test_run_is_not_closed_while_the_server_lacks_rows(uplink: Uplink, server: FakeWandb) -> None:
-    """When the closing child finds that rows are missing on the server, they are sent before the run is closed."""
+    """When rows are missing on the server before the run is closed, they are sent first, once that has not changed."""
     uplink.add(40)
     uplink.end(0)
     uplink.drive(lambda: uplink.child_pid is None and uplink.spool.run("run").num_sent == 40)
@@ -32,7 +31,7 @@ def test_run_is_not_closed_while_the_server_lacks_rows(uplink: Uplink, server: F
     uplink.drive_to_idle()
 
     assert [line["_step"] for line in server.run("run").history] == list(range(40))
-    assert any("the server has 0 rows" in state.detail for state in uplink.states)
+    assert any("W&B has 0 rows of this run, it had 40" in state.detail for state in uplink.states)
     assert server.run("run").state == "finished"
 
 
@@ -125,23 +124,6 @@ def test_refusal_is_reported_and_overcome(uplink: Uplink, server: FakeWandb) -> 
     assert len(server.run("run").history) == 10
 
 
-def test_unreachable_server_at_start(tmp_path: Path, server: FakeWandb) -> None:
-    """While init fails the state says so and rows wait; it is tried again until it works."""
-    uplink = Uplink(tmp_path, child_basis(server), init_timeout_s=2.0)
-    server.fault = lambda _operation: Fault("reset")
-    uplink.add(10)
-    uplink.drive(lambda: uplink.state.state == "waiting")
-    waiting = uplink.state
-    server.fault = lambda _operation: None
-    uplink.end(0)
-    uplink.drive_to_idle()
-    uplink.close()
-
-    assert (waiting.state, waiting.lag_records) == ("waiting", 10)
-    assert waiting.detail != ""
-    assert len(server.run("run").history) == 10
-
-
 def test_uploads_refused_for_good_are_noticed(tmp_path: Path, server: FakeWandb) -> None:
     """A permanent error while uploading (403) ends the child when wandb notices; then every row is sent after all."""
     uplink = Uplink(tmp_path, hasty_basis(server, tmp_path))
@@ -217,39 +199,6 @@ def test_other_modes_start_nothing(tmp_path: Path, server: FakeWandb, mode: str)
     uplink.close()
 
     assert (state.state, state.lag_records, server.requests) == (mode, 10, [])
-
-
-def test_push_sends_everything_and_ends(uplink: Uplink, server: FakeWandb) -> None:
-    """Push sends what is there, closes what is over, leaves a living run running, and returns 0; twice is harmless."""
-    uplink.add(20, "over")
-    uplink.end(3, "over")
-    uplink.add(20, "alive")
-    said: list[str] = []
-    codes = [push(uplink.path, FAST, child_basis(server), said.append) for _ in range(2)]
-
-    assert codes == [0, 0]
-    assert said[-1] == "idle: 0 rows left"
-    assert {run_id: (len(run.history), run.state) for run_id, run in server.runs.items()} == {
-        "alive": (20, "running"),
-        "over": (20, "failed"),
-    }
-
-
-def test_push_that_cannot_work_says_why(uplink: Uplink, server: FakeWandb, tmp_path: Path) -> None:
-    """Without a spool, without a key, or with a key that is refused, push returns 1 and says what to do."""
-    uplink.add(10)
-    environ = child_basis(server)
-    said: list[str] = []
-    codes = [push(tmp_path / "none.db", FAST, environ, said.append)]
-    keyless = {"PATH": environ["PATH"], "HOME": str(tmp_path)}
-    codes.append(push(uplink.path, FAST, keyless, said.append))
-    server.fault = lambda operation: Fault("status", 401) if operation == "UpsertBucket" else None
-    codes.append(push(uplink.path, FAST, environ, said.append))
-
-    assert codes == [1, 1, 1]
-    assert "none.db: no such spool" in said[0]
-    assert "set WANDB_API_KEY" in said[1]
-    assert said[-1].startswith("refused: 10 rows left")
 
 
 def test_second_uploader_waits_outside(uplink: Uplink, server: FakeWandb) -> None:
