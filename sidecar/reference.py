@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from shared.catalogue import STEP_FAMILIES, TRAINER_FAMILIES
 from shared.schema import Family
+from sidecar.catalogue import CATALOGUE
 from sidecar.collectors.catalogue import GPU_FAMILIES, HOST_FAMILIES, PROCESS_FAMILIES, RUNNER_FAMILIES
 from sidecar.definitions import SHIPPED_FILE, load
 from sidecar.exposition import LIVENESS_FAMILIES, SIDECAR_FAMILIES
-from sidecar.publication import CATALOGUE
 
 SECTIONS = (
     ("Training", "Read out of step records and evaluations, each at its own time.", STEP_FAMILIES),

@@ -6,7 +6,7 @@ import pytest
 
 from shared.catalogue import SEQUENCE_LENGTH_BUCKETS_TOKENS, STEP_FAMILIES, TRAINER_FAMILIES
 from shared.schema import Family
-from sidecar.definition_checks import catalogue_of
+from sidecar.catalogue import catalogue_of
 from sidecar.definitions import SHIPPED_FILE, DefinitionSet, Outcome, load
 from sidecar.samples import Sample, labels_of
 from sidecar.store import Store
