@@ -85,7 +85,7 @@ def test_an_empty_file_is_a_set_of_nothing(tmp_path: Path) -> None:
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     """Three bad definitions and a clash give all their problems in the order of their lines."""
     text = GOOD.replace("rate(raw_jobs_total", "rate(raw_jobs_totl").replace('at = "step"', 'at = "stp"\nwandbb = "x"')
-    text += "\n" + metric(name="dflash_depth_double", help="", expr="sort(raw_depth)")
+    text += "\n" + metric(name="dflash_depth_double", help="", expr="mad_over_time(raw_depth[1m])")
 
     assert problems_of(text, tmp_path) == [
         "m.toml:9:10: dflash_jobs_per_second: unknown series raw_jobs_totl; did you mean raw_jobs_total?",
@@ -93,7 +93,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         "m.toml:20: dflash_depth_double: unknown key 'wandbb'; did you mean wandb?",
         "m.toml:23: dflash_depth_double: help is missing; add it",
         "m.toml:24: dflash_depth_double: the name is taken by the metric in line 14; choose another",
-        "m.toml:26:11: dflash_depth_double: expr: the function sort() is not supported here",
+        "m.toml:26:11: dflash_depth_double: expr: the function mad_over_time() is not supported here",
     ]
 
 
