@@ -92,11 +92,7 @@ class Daemon:
                 http=config.http,
             )
             stack.callback(self._http.close)
-            chosen = Path(config.definitions) if config.definitions else None
-            journal_path = state_dir.path / JOURNAL_NAME
-            self._definitions = LiveDefinitions(
-                chosen, state_dir.path, lambda: stored_catalogue(journal_path), self._count_reload
-            )
+            self._definitions = self._live_definitions(state_dir.path)
             self._around = Surroundings(
                 config=config,
                 state_dir=state_dir.path,
@@ -246,6 +242,12 @@ class Daemon:
     def _pause_s(self) -> float:
         """Time from the beginning of one turn to that of the next."""
         return min(self._config.interval_s, SETTLE_S / 4) if self._reloads.is_asked else self._config.interval_s
+
+    def _live_definitions(self, state_dir: Path) -> LiveDefinitions:
+        chosen = Path(self._config.definitions) if self._config.definitions else None
+        return LiveDefinitions(
+            chosen, state_dir, lambda: stored_catalogue(state_dir / JOURNAL_NAME), self._count_reload
+        )
 
     def _count_reload(self, outcome: str) -> None:
         with suppress(sqlite3.Error):  # a journal that cannot be written shows in the turn that follows

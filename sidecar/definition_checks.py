@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Collection, Iterator, Mapping
 
 from sidecar.catalogue import Exposed, RawSeries
-from sidecar.definition_labels import PossibleLabels, accepted_names, labels_of_selector, possible_labels
+from sidecar.definition_labels import OF_BUCKETS, PossibleLabels, accepted_names, labels_of_selector, possible_labels
 from sidecar.definition_source import Complaint
 from sidecar.promql.engine import history_needed_s
 from sidecar.promql.syntax import Aggregation, Binary, Call, Node, Selector, Text, walk
@@ -86,8 +86,8 @@ def _check_selector(selector: Selector, raw: RawSeries, defined: Collection[str]
 
 
 def _check_call(call: Call, series: Mapping[str, Exposed]) -> Iterator[Complaint]:
-    if call.function == "histogram_quantile":
-        yield from _check_quantile(call.arguments[1], series)
+    if call.function in OF_BUCKETS:
+        yield from _check_buckets(call.function, call.arguments[-1], series)
     for part in call.arguments:
         kinds = {name: series[name].kind for name in accepted_names(part, series)} if isinstance(part, Selector) else {}
         for name, kind in kinds.items():
@@ -103,15 +103,15 @@ def _check_call(call: Call, series: Mapping[str, Exposed]) -> Iterator[Complaint
                 break
 
 
-def _check_quantile(argument: Node, series: Mapping[str, Exposed]) -> Iterator[Complaint]:
+def _check_buckets(function: str, argument: Node, series: Mapping[str, Exposed]) -> Iterator[Complaint]:
     names = [name for part in walk(argument) if isinstance(part, Selector) for name in accepted_names(part, series)]
     others = [name for name in names if not name.endswith("_bucket")]
     if others:
-        yield Complaint(f"histogram_quantile() needs _bucket series, {others[0]} is none", "expr", others[0])
+        yield Complaint(f"{function}() needs _bucket series, {others[0]} is none", "expr", others[0])
     labels = possible_labels(argument, series)
     if names and not others and labels is not None and "le" not in labels:
-        message = "histogram_quantile() needs the label le, which is gone; keep it, as in sum by (le) (...)"
-        yield Complaint(message, "expr", "histogram_quantile")
+        message = f"{function}() needs the label le, which is gone; keep it, as in sum by (le) (...)"
+        yield Complaint(message, "expr", function)
 
 
 def _check_matching(node: Binary, series: Mapping[str, Exposed]) -> Iterator[Complaint]:

@@ -12,6 +12,9 @@ from sidecar.store import NAME_LABEL
 
 PossibleLabels = frozenset[str] | None
 
+OF_BUCKETS = frozenset({"histogram_quantile", "histogram_fraction"})
+"""Functions that make one value of all buckets of a histogram, which come last among their arguments."""
+
 _WITHOUT_LABELS = frozenset({"scalar", "time", "vector", "pi"})
 _OF_MATCHERS = frozenset({"absent", "absent_over_time"})
 _ADDS_LABEL = frozenset({"label_replace", "label_join"})
@@ -105,4 +108,4 @@ def _of_call(node: Call, series: Mapping[str, Exposed]) -> PossibleLabels:
         kept |= labels
     if node.function in _ADDS_LABEL and len(node.arguments) > 1 and isinstance(node.arguments[1], Text):
         return kept | {node.arguments[1].value}
-    return kept - {"le"} if node.function == "histogram_quantile" else kept
+    return kept - {"le"} if node.function in OF_BUCKETS else kept

@@ -99,7 +99,7 @@ class Editor:
         self._sidecar = sidecar
         self._file = file
         self._random = random.Random(seed)
-        self._pool = ThreadPoolExecutor(6)
+        self._pool = ThreadPoolExecutor(4)
         self._posts = [self._pool.submit(int)]
         self.num_edits = self.num_half_written = self.num_reloads_asked = 0
 
@@ -205,7 +205,8 @@ def test_a_hundred_reloads_a_second_under_scrapes(place: Place) -> None:
     assert_whole(scraper, at_least=300)
     assert num_swaps(scraper.pages) > 20
     assert editor.num_edits > 500
-    assert set(statuses) <= {200, 500}
+    assert 200 in statuses
+    assert set(statuses) <= {200, 500, 503}  # 503: four reloads wait already
     assert sidecar.status()["records"]["lost"] == 0
 
 
