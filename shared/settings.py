@@ -9,7 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -121,7 +121,13 @@ def _convert(layer: Layer, setting: Setting, value: Any) -> Any:  # noqa: ANN401
             return msgspec.convert(value, setting.type)
         return _convert_text(value, setting)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{layer.name}: {setting.key}={value!r}: {error}") from error
+        raise SettingsError(f"{layer.name}: {setting.key}={value!r}: {error}{_choices(setting)}") from error
+
+
+def _choices(setting: Setting) -> str:
+    """For a setting that takes one of a few words: which they are."""
+    declared = get_args(setting.type)[0] if hasattr(setting.type, "__metadata__") else setting.type
+    return f"; it must be {' or '.join(map(str, get_args(declared)))}" if get_origin(declared) is Literal else ""
 
 
 def _convert_text(text: str, setting: Setting) -> Any:  # noqa: ANN401 - a leaf of any type

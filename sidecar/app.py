@@ -55,9 +55,29 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="what is alive, what is lost, what is live")
     status.add_argument("--json", action="store_true", help="for scripts")
     status.set_defaults(command=_status)
+    push = commands.add_parser("push", help="upload the rows that wait in the spool, and return when W&B has them")
+    push.set_defaults(command=_push)
+    keys = commands.add_parser("keys", help="make the keys for trainers on other machines")
+    keys.add_argument("directory", type=Path, metavar="DIR")
+    keys.set_defaults(command=_keys)
+    _add_places(stop)
+    _add_places(status)
+    _add_places(push, listens=False)
+    _add_commands_about_definitions(commands)
+    return parser
+
+
+def _add_commands_about_definitions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     check = commands.add_parser("check", help="check a file of metric definitions")
     check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--json", action="store_true", help="for editors")
     check.set_defaults(command=_check)
+    apply = commands.add_parser("apply", help="check a file of metric definitions, show what it changes, make it live")
+    what = apply.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", type=Path, nargs="?", metavar="FILE")
+    what.add_argument("--rollback", action="store_true", help="go back to the file before; a second time: forth again")
+    apply.add_argument("--dry-run", action="store_true", help="stop before anything is replaced")
+    apply.set_defaults(command=_apply)
     backfill = commands.add_parser("backfill", help="compute definitions over the retained past")
     backfill.add_argument("metrics", nargs="*", metavar="METRIC", help="names of definitions; all when none is given")
     backfill.add_argument("--since", metavar="WHEN", help="90m, 7d, or 2026-01-31T12:00; default: all that is retained")
@@ -70,14 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     for sub in (backfill, rules):
         sub.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="put on every series")
         _add_definitions(sub)
-    keys = commands.add_parser("keys", help="make the keys for trainers on other machines")
-    keys.add_argument("directory", type=Path, metavar="DIR")
-    keys.set_defaults(command=_keys)
-    push = commands.add_parser("push", help="upload the rows that wait in the spool, and return when W&B has them")
-    push.set_defaults(command=_push)
-    for sub in (stop, status, push, backfill, rules):
-        _add_places(sub)
-    return parser
+    for sub in (check, apply, backfill, rules):
+        _add_places(sub, listens=sub is not check)
 
 
 def _with_settings(add: Callable[..., argparse.ArgumentParser], name: str, help_text: str) -> argparse.ArgumentParser:
@@ -99,9 +113,10 @@ def _add_definitions(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_places(sub: argparse.ArgumentParser) -> None:
+def _add_places(sub: argparse.ArgumentParser, *, listens: bool = True) -> None:
     sub.add_argument("--state-dir", metavar="DIR", help="directory of journal, spool and log")
-    sub.add_argument("--listen", metavar="HOST:PORT", help="address of /metrics and the API")
+    if listens:
+        sub.add_argument("--listen", metavar="HOST:PORT", help="address of /metrics and the API")
     sub.add_argument("--config", metavar="FILE", help="TOML file with settings")
     sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; repeatable")
 
@@ -117,7 +132,7 @@ def _settings_table() -> str:
 def _config(arguments: argparse.Namespace) -> SidecarConfig:
     given = {
         "state_dir": arguments.state_dir,
-        "listen": arguments.listen,
+        "listen": getattr(arguments, "listen", None),
         "definitions": getattr(arguments, "definitions", None),
     }
     flags = {key: value for key, value in given.items() if value is not None}
@@ -160,14 +175,35 @@ def _status(arguments: argparse.Namespace) -> int:
 
     config = _config(arguments)
     text, document = fetch_status(config, state_dir(config, os.environ))
-    print(text if arguments.json else table(document))
+    print(text.rstrip() if arguments.json else table(document))
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from sidecar.commands import check  # noqa: PLC0415 - see the module docstring
+    from sidecar.definition_report import good_line, report  # noqa: PLC0415 - see the module docstring
+    from sidecar.definition_source import DefinitionsError  # noqa: PLC0415 - see the module docstring
 
-    print(check(arguments.file))
+    config = _config(arguments)
+    try:
+        accepted = check(arguments.file, state_dir(config, os.environ))
+    except DefinitionsError as error:
+        print(report(arguments.file, error), file=sys.stdout) if arguments.json else print(error, file=sys.stderr)
+        return FAILED
+    print(report(arguments.file, accepted) if arguments.json else good_line(accepted))
+    return 0
+
+
+def _apply(arguments: argparse.Namespace) -> int:
+    from sidecar.apply import apply  # noqa: PLC0415 - see the module docstring
+    from sidecar.definition_source import DefinitionsError  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    try:
+        apply(config, state_dir(config, os.environ), arguments.file, print, only_try=arguments.dry_run)
+    except DefinitionsError as error:
+        print(f"{error}\nnothing was replaced", file=sys.stderr)
+        return FAILED
     return 0
 
 

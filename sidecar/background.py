@@ -74,12 +74,21 @@ def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
     while time.monotonic() < deadline_s:
         owner = owner_of(path)
         if owner is not None and owner.pid == child.pid and owner.url and _is_ready(owner.url, config.http.tls_cert):
-            return f"sidecar started: pid {owner.pid}, {owner.url}, log {log}"
+            return f"sidecar started: pid {owner.pid}, {owner.url}, log {log}{_refusal(config, path)}"
         if child.poll() is not None:
             lines = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()
             raise BackgroundError(f"the sidecar did not start: {lines[-1] if lines else 'no word'} (log: {log})")
         time.sleep(POLL_S)
     raise BackgroundError(f"the sidecar (pid {child.pid}) does not answer after {START_TIMEOUT_S:g} s; look at {log}")
+
+
+def _refusal(config: SidecarConfig, path: Path) -> str:
+    """What to add about definitions that a new sidecar could not take, if so."""
+    _, document = fetch_status(config, path)
+    definitions = document.definitions
+    if not definitions.problem:
+        return ""
+    return f"\ndefinitions refused, {definitions.file} is live instead; correct them:\n{definitions.problem}"
 
 
 def stop(path: Path) -> str:

@@ -10,13 +10,13 @@ from pathlib import Path
 from shared.endpoint import runtime_dir
 from sidecar.backfill import ask
 from sidecar.background import fetch_status
+from sidecar.catalogue import stored_catalogue
 from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
-from sidecar.definitions import load
+from sidecar.definitions import DefinitionSet, load
 from sidecar.live_definitions import definitions_file
 from sidecar.outlet import SPOOL_NAME, wandb_settings
 from sidecar.past import PastError, chosen, export, parse_labels, parse_since
-from sidecar.publication import CATALOGUE
 from sidecar.rules import recording_rules
 from sidecar.sinks.wandb_push import push as upload
 from sidecar.state_dir import StateDir, keep_files_private
@@ -41,18 +41,20 @@ def run(config: SidecarConfig, path: Path) -> int:
     return 0
 
 
-def check(file: Path) -> str:
-    """Check a file of definitions; raises DefinitionsError with everything that is wrong."""
-    accepted = load(file, CATALOGUE)
-    num_wandb = sum(definition.wandb is not None for definition in accepted.definitions)
-    return f"{file}: {len(accepted.definitions)} metrics, {num_wandb} of them for W&B, digest {accepted.digest}: good"
+def check(file: Path, path: Path) -> DefinitionSet:
+    """Check a file of definitions against what this version and the trainers in the state directory's journal have.
+
+    Raises:
+        DefinitionsError: with everything that is wrong.
+    """
+    return load(file, stored_catalogue(path / JOURNAL_NAME))
 
 
 def export_past(
     config: SidecarConfig, path: Path, metrics: Sequence[str], since: str | None, labels: Sequence[str], file: Path
 ) -> list[str]:
     """Compute definitions over the past into an OpenMetrics file; returns lines that say what is in it."""
-    definitions = chosen(load(_definitions_file(config, path), CATALOGUE), metrics)
+    definitions = chosen(load(_definitions_file(config, path), stored_catalogue(path / JOURNAL_NAME)), metrics)
     return export(path / JOURNAL_NAME, definitions, parse_since(since, time.time()), parse_labels(labels), file)
 
 
@@ -78,7 +80,7 @@ def backfill(
 
 def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Sequence[str], interval_s: float) -> str:
     """Definitions as the text of a recording-rule file."""
-    definitions = chosen(load(_definitions_file(config, path), CATALOGUE), metrics)
+    definitions = chosen(load(_definitions_file(config, path), stored_catalogue(path / JOURNAL_NAME)), metrics)
     return recording_rules(definitions, interval_s, parse_labels(labels))
 
 

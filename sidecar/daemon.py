@@ -9,9 +9,7 @@ restart.
 import logging
 import signal
 import sqlite3
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +18,7 @@ from types import FrameType
 import msgspec
 
 from shared.curve import CurveClient
+from sidecar.catalogue import stored_catalogue
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import NvmlCollector
 from sidecar.collectors.process import ProcessCollector
@@ -28,11 +27,12 @@ from sidecar.collectors.runner import CollectorRunner
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, is_corruption, mark_damaged
 from sidecar.http import HttpServer
-from sidecar.live_definitions import LiveDefinitions
-from sidecar.publication import CATALOGUE
+from sidecar.live_definitions import SETTLE_S, LiveDefinitions
+from sidecar.reloads import Reloads
+from sidecar.samples import Labels
 from sidecar.sinks.prometheus import PrometheusSink
 from sidecar.state_dir import StateDir
-from sidecar.station import Surroundings, has_room, live_endpoints, open_station
+from sidecar.station import JOURNAL_NAME, Surroundings, has_room, live_endpoints, open_station
 from sidecar.status import StatusDocument
 from sidecar.systemd import Notifier
 from sidecar.wake import Alarm
@@ -44,7 +44,6 @@ FIRST_READINGS_S = 0.2
 POLL_S = 0.01
 NUM_COLLECTORS = 3
 TRIM_INTERVAL_S = 60.0
-RELOAD_TIMEOUT_S = 10.0
 MIN_PROBE_PAUSE_S = 5.0
 MAX_PROBE_PAUSE_S = 60.0
 """While the journal is in memory, the disk is tried again after so long."""
@@ -55,14 +54,6 @@ _log = logging.getLogger(__name__)
 
 class SidecarError(ValueError):
     """The sidecar cannot go on; the message is meant for the user."""
-
-
-class ReloadRequest:
-    """A reload asked for by another thread, and its answer."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.problem: str | None = None
 
 
 class Daemon:
@@ -85,7 +76,7 @@ class Daemon:
         self._alarm = Alarm()
         self._should_stop = False
         self._is_ready = False
-        self._reloads: deque[ReloadRequest] = deque()
+        self._reloads = Reloads()
         self._next_trim_s = self._next_probe_s = 0.0
         self._probe_pause_s = MIN_PROBE_PAUSE_S
         self._failed_s = float("-inf")
@@ -101,8 +92,7 @@ class Daemon:
                 http=config.http,
             )
             stack.callback(self._http.close)
-            chosen = Path(config.definitions) if config.definitions else None
-            self._definitions = LiveDefinitions(chosen, state_dir.path, CATALOGUE, self._count_reload)
+            self._definitions = self._live_definitions(state_dir.path)
             self._around = Surroundings(
                 config=config,
                 state_dir=state_dir.path,
@@ -114,15 +104,9 @@ class Daemon:
             )
             self._station = open_station(self._around)
             stack.callback(self._close_station)
-            self._collectors = CollectorRunner(
-                [
-                    HostCollector({"state": state_dir.path}),
-                    ProcessCollector(lambda: self._station.pipeline.trainers),
-                    NvmlCollector(),
-                ],
-                config.collectors.interval_s,
-                config.collectors.deadline_s,
-            )
+            host, process = HostCollector({"state": state_dir.path}), ProcessCollector(self._trainers)
+            interval_s, deadline_s = config.collectors.interval_s, config.collectors.deadline_s
+            self._collectors = CollectorRunner([host, process, NvmlCollector()], interval_s, deadline_s)
             stack.callback(self._collectors.close)
             state_dir.announce(self._http.url)
             self._closing = stack.pop_all()
@@ -138,7 +122,7 @@ class Daemon:
                     self._turn()
                 except (sqlite3.Error, DatabaseError) as error:
                     self._replace_station(error)
-                self._alarm.sleep(started_s + self._config.interval_s - time.monotonic())
+                self._alarm.sleep(started_s + self._pause_s() - time.monotonic())
 
     def close(self) -> None:
         """Stop everything in reverse order of its start, each within its own bound."""
@@ -149,12 +133,9 @@ class Daemon:
 
     def reload(self) -> str | None:
         """Reload the definitions; from any thread but the main one. Returns what is wrong with them."""
-        request = ReloadRequest()
-        self._reloads.append(request)
+        request = self._reloads.ask()
         self._alarm.ring()
-        if not request.done.wait(RELOAD_TIMEOUT_S):
-            return f"no answer within {RELOAD_TIMEOUT_S:g} s; look at the log"
-        return request.problem
+        return request.wait()
 
     def _start(self) -> None:
         # A trainer that the journal does not know yet (it may be a new one) is to be on the first page too.
@@ -187,14 +168,14 @@ class Daemon:
 
     def _turn(self) -> None:
         """Once around: take in, pass on, show."""
-        requests = self._reload_if_due()
+        self._reload_if_due()
         readings = self._collectors.latest()
         self._station.pipeline.add_readings(readings)
         self._station.turn(self._config.interval_s)
         self._station.upload()
         self._publish(readings)
-        for request in requests:  # only now: who asked may count on seeing the outcome
-            request.done.set()
+        if self._station.publication.shows_current:
+            self._reloads.answer()
         self._trim()
         self._return_to_disk()
         receiver = self._station.receiver
@@ -234,6 +215,9 @@ class Daemon:
             _log.info("writing to %s, fetching what it lacks", path)
         self._next_probe_s = time.monotonic() + self._probe_pause_s
 
+    def _trainers(self) -> Mapping[int, Labels]:
+        return self._station.pipeline.trainers
+
     def _close_station(self) -> None:
         self._station.close()
 
@@ -244,16 +228,26 @@ class Daemon:
             if has_room(self._around.state_dir):
                 self._replace_station(None)
 
-    def _reload_if_due(self) -> list[ReloadRequest]:
-        requests = [self._reloads.popleft() for _ in range(len(self._reloads))]
-        if requests or self._definitions.has_changed():
-            self._notifier.reloading()
-            problem = self._definitions.reload()
-            self._station.widen()
-            self._notifier.ready(self._station.publication.summary())
-            for request in requests:
-                request.problem = problem
-        return requests
+    def _reload_if_due(self) -> None:
+        """Reload when asked to, or when the file has changed."""
+        is_due = self._reloads.is_asked and (self._reloads.is_late or self._definitions.is_at_rest())
+        if not is_due and not self._definitions.has_changed():
+            return
+        num_asking = self._reloads.take()
+        self._notifier.reloading()
+        self._reloads.decide(num_asking, self._definitions.reload(self._station.publication.try_out))
+        self._station.widen()
+        self._notifier.ready(self._station.publication.summary())
+
+    def _pause_s(self) -> float:
+        """Time from the beginning of one turn to that of the next."""
+        return min(self._config.interval_s, SETTLE_S / 4) if self._reloads.is_asked else self._config.interval_s
+
+    def _live_definitions(self, state_dir: Path) -> LiveDefinitions:
+        chosen = Path(self._config.definitions) if self._config.definitions else None
+        return LiveDefinitions(
+            chosen, state_dir, lambda: stored_catalogue(state_dir / JOURNAL_NAME), self._count_reload
+        )
 
     def _count_reload(self, outcome: str) -> None:
         with suppress(sqlite3.Error):  # a journal that cannot be written shows in the turn that follows
@@ -276,7 +270,7 @@ class Daemon:
             self._alarm.ring()
 
         def reload(_number: int, _frame: FrameType | None) -> None:
-            self._reloads.append(ReloadRequest())
+            self._reloads.ask()
             self._alarm.ring()
 
         handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}

@@ -1,62 +1,48 @@
 """Metric definitions: read from a TOML file, checked as a whole, evaluated one by one.
 
-A file is accepted whole or not at all, and a refusal lists everything wrong with it, each with its line. tomllib gives
-no positions, so lines are found in the text: the n-th `[[metric]]` header, the key under it, the word in its value.
+A file is accepted whole or not at all, and a refusal lists everything wrong with it, each with its place.
 
 Definitions read raw series only, never each other: so there is no order among them, no cycle, and a value depends on
 nothing but the samples, live or computed over the past.
 """
 
-import hashlib
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from shared.schema import Kind
-from sidecar.definition_checks import PLACEHOLDER, Complaint, check_keys, check_name, check_series, check_wandb_key
+from sidecar.catalogue import Catalogue, RawSeries, occupied_names
+from sidecar.definition_checks import check_expression
+from sidecar.definition_labels import possible_labels
+from sidecar.definition_names import PLACEHOLDER, check_keys, check_name, check_wandb_key, keys_clash
+from sidecar.definition_source import Complaint, DefinitionsError, Problem, Source, read_source
+from sidecar.expression import parse_expression
 from sidecar.promql.engine import LOOKBACK_S, evaluate, history_needed_s
-from sidecar.promql.syntax import Node, parse
+from sidecar.promql.syntax import Node, Selector, walk
 from sidecar.promql.values import PromqlError, Vector, distinct, without_name
 from sidecar.samples import ExportedFamily, Labels
 from sidecar.store import Store
 
 SHIPPED_FILE = Path(__file__).with_name("metrics.toml")
-MAX_FILE_BYTES = 1024 * 1024
-MAX_DEFINITIONS = 1_000
+MAX_SELECTED_SERIES = 20_000
+"""Series that the selectors of one definition may find together; more would take the time of all others."""
 
 At = Literal["tick", "step"]
-
-_HEADER = re.compile(r"^[ \t]*\[\[[ \t]*metric[ \t]*\]\]", re.MULTILINE)
-
-
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing wrong with a file; `line` counts from 1, `metric` is empty when it concerns no single one."""
-
-    file: Path
-    line: int
-    metric: str
-    message: str
-
-    def __str__(self) -> str:
-        metric = f"{self.metric}: " if self.metric else ""
-        return f"{self.file}:{self.line}: {metric}{self.message}"
-
-
-class DefinitionsError(ValueError):
-    """A file that was refused, with everything wrong with it, one line each."""
-
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = problems
+_NOT_IN_KEYS = re.compile(r"[^-a-zA-Z0-9_.:]")
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """One derived metric; `node` is the checked syntax tree of `expr`, `wandb` the template of its W&B key."""
+    """One derived metric.
+
+    Attributes:
+        node: the checked syntax tree of `expr`.
+        wandb: the template of its W&B key.
+        selectors: those of `node`.
+        line: where it begins in its file; 0 when not known.
+    """
 
     name: str
     help: str
@@ -65,6 +51,13 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     at: At
     wandb: str | None
     node: Node
+    selectors: tuple[Selector, ...] = ()
+    line: int = 0
+
+    def differences(self, other: "Definition") -> list[str]:
+        """The keys in which it differs from another one of its name."""
+        names = {"type": "kind", "help": "help", "expr": "expr", "at": "at", "wandb": "wandb"}
+        return [key for key, field in names.items() if getattr(self, field) != getattr(other, field)]
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -88,12 +81,14 @@ class DefinitionSet(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         file: Where they were read from.
         digest: Sixteen hex digits of the SHA-256 of the file.
+        content: What the file held.
         definitions: In the order of the file.
         history_s: How far back the expressions look, in seconds; a store must keep at least that much.
     """
 
     file: Path
     digest: str
+    content: bytes = b""
     definitions: tuple[Definition, ...]
     history_s: float
 
@@ -118,6 +113,9 @@ class DefinitionSet(msgspec.Struct, frozen=True, kw_only=True):
 
 def values_of(definition: Definition, store: Store, time_s: float) -> Vector:
     """What a definition gives at a time in Unix seconds, under its own labels; raises PromqlError."""
+    num_series = sum(len(store.select(selector.matchers)) for selector in definition.selectors)
+    if num_series > MAX_SELECTED_SERIES:
+        raise PromqlError(f"it selects {num_series} series, more than {MAX_SELECTED_SERIES}; narrow its selectors")
     value = evaluate(definition.node, store, time_s)
     return [((), value)] if isinstance(value, float) else distinct([(without_name(ls), v) for ls, v in value])
 
@@ -141,152 +139,113 @@ def _filled(template: str, labels: Labels) -> str:
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise ValueError(f"a series has no label {match[1]} for the W&B key {template}")
-        return values[match[1]]
+        return _NOT_IN_KEYS.sub("_", values[match[1]])
 
     return PLACEHOLDER.sub(value_of, template)
 
 
-def load(file: Path, catalogue: Mapping[str, Kind]) -> DefinitionSet:
+def load(file: Path, catalogue: Catalogue) -> DefinitionSet:
     """Read and check a file of definitions.
 
     Args:
         file: A TOML file of `[[metric]]` tables.
-        catalogue: Kinds of the raw families that expressions may refer to, see `definition_checks.catalogue_of`.
+        catalogue: The raw families that expressions may refer to.
 
     Raises:
         DefinitionsError: The file cannot be read, or any definition in it is wrong.
     """
-    source = _Source(file, _read(file))
-    tables = _tables(source)
+    return definitions_of(read_source(file), catalogue)
+
+
+def definitions_of(source: Source, catalogue: Catalogue) -> DefinitionSet:
+    """Check what was read from a file; raises DefinitionsError."""
+    tables = source.tables()
     names = [str(table.get("name", "")) for table in tables]
+    raw = RawSeries(catalogue)
     problems: list[Problem] = []
     definitions: list[Definition] = []
     for index, table in enumerate(tables):
-        definition, complaints = _definition(table, catalogue, frozenset(names))
-        first = names.index(names[index])
-        if names[index] and first != index:
-            complaints.append(Complaint(f"the name is taken by the metric in line {source.line(first)}", "name"))
+        definition, complaints = _definition(table, source.line(index), raw, frozenset(names))
+        if names[index] and names[index] == table.get("name") and names[index] not in raw.occupied:
+            complaints += check_name(names[index], str(table.get("type", "")), raw.occupied.union(names))
         problems += [source.problem(complaint, index, names[index]) for complaint in complaints]
         if definition is not None:
             definitions.append(definition)
+    problems += _name_problems(source, tables, raw)
     problems += _key_problems(source, tables)
     if problems:
-        raise DefinitionsError(tuple(sorted(problems, key=lambda problem: problem.line)))
+        raise DefinitionsError(tuple(sorted(problems, key=lambda problem: (problem.line, problem.column))))
     return DefinitionSet(
-        file=file,
-        digest=hashlib.sha256(source.text.encode()).hexdigest()[:16],
+        file=source.file,
+        digest=source.digest,
+        content=source.content,
         definitions=tuple(definitions),
         history_s=max((history_needed_s(definition.node) for definition in definitions), default=LOOKBACK_S),
     )
 
 
-class _Source:
-    """The text of a file, to find the lines that things stand on."""
-
-    def __init__(self, file: Path, text: str) -> None:
-        self.file = file
-        self.text = text
-        self._headers = [match.start() for match in _HEADER.finditer(text)]
-
-    def line(self, index: int, key: str = "", token: str = "") -> int:
-        """Return the line of a word in the value of a key of the table with an index, or the nearest line known."""
-        if index >= len(self._headers):
-            return 1
-        position = self._headers[index]
-        end = self._headers[index + 1] if index + 1 < len(self._headers) else len(self.text)
-        if key and (
-            match := re.compile(rf'^[ \t]*"?{re.escape(key)}"?[ \t]*=', re.MULTILINE).search(self.text, position, end)
-        ):
-            position = match.end()
-            if token and (found := self.text.find(token, position, end)) >= 0:
-                position = found
-        return self.text.count("\n", 0, position) + 1
-
-    def problem(self, complaint: Complaint, index: int, metric: str) -> Problem:
-        """Give a complaint about the table with an index its place."""
-        line = self.line(index, complaint.key, complaint.token)
-        return Problem(file=self.file, line=line, metric=metric, message=complaint.message)
-
-    def refusal(self, message: str, line: int = 1) -> DefinitionsError:
-        """Return the error for something that concerns the whole file."""
-        return DefinitionsError((Problem(file=self.file, line=line, metric="", message=message),))
-
-
-def _read(file: Path) -> str:
-    refusal = _Source(file, "").refusal
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise refusal(f"cannot be read: {error.strerror}; give the path of a readable TOML file") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise refusal(f"the file has more than {MAX_FILE_BYTES} bytes; split it up")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise refusal("the file is not UTF-8; save it as UTF-8", line) from error
-
-
-def _tables(source: _Source) -> list[dict[str, object]]:
-    try:
-        document = tomllib.loads(source.text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        line = int(at[1]) if at else source.text.count("\n") + 1
-        raise source.refusal(f"the file is not TOML: {error}", line) from error
-    except RecursionError as error:
-        raise source.refusal("the file is not a file of metrics: its values are nested too deeply") from error
-    tables = document.pop("metric", [])
-    if document:
-        raise source.refusal(f"unknown keys {', '.join(document)}; a file holds [[metric]] tables and nothing else")
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise source.refusal("metric must be a list of tables; write [[metric]] above each definition")
-    if len(tables) > MAX_DEFINITIONS:
-        raise source.refusal(f"the file has {len(tables)} metrics, more than {MAX_DEFINITIONS}; split it up")
-    return tables
-
-
 def _definition(
-    table: Mapping[str, object], catalogue: Mapping[str, Kind], defined: frozenset[str]
+    table: Mapping[str, object], line: int, raw: RawSeries, defined: frozenset[str]
 ) -> tuple[Definition | None, list[Complaint]]:
     """Return a definition if nothing is wrong with its table, and all that is wrong otherwise."""
     complaints = list(check_keys(table))
     texts = {key: value for key, value in table.items() if isinstance(value, str)}
-    if name := texts.get("name"):
-        complaints += check_name(name, texts.get("type", ""), catalogue)
+    expr = texts.get("expr", "")
     node = None
-    if expr := texts.get("expr", "").strip():
+    if expr.strip():
         try:
-            node = parse(expr)
-            complaints += check_series(node, catalogue, defined)
+            node = parse_expression(expr)
         except PromqlError as error:
-            complaints.append(Complaint(f"expr: {error}", "expr", error.token))
-    if template := texts.get("wandb"):
-        complaints += check_wandb_key(template, node)
+            complaints.append(Complaint(f"expr: {error}", "expr", error.token, getattr(error, "offset", None)))
+        else:
+            complaints += check_expression(node, raw, defined)
+    if template := texts.get("wandb", "").strip():
+        possible = None if node is None else possible_labels(node, raw.series)
+        complaints += check_wandb_key(texts["wandb"], possible)
     if complaints or node is None:
         return None, complaints
     definition = Definition(
         name=texts["name"],
         help=texts["help"].strip(),
         kind="counter" if texts["type"] == "counter" else "gauge",
-        expr=expr,
+        expr=expr.strip(),
         at="step" if texts.get("at") == "step" else "tick",
-        wandb=template,
+        wandb=template or None,
         node=node,
+        selectors=tuple(part for part in walk(node) if isinstance(part, Selector)),
+        line=line,
     )
     return definition, []
 
 
-def _key_problems(source: _Source, tables: list[dict[str, object]]) -> Iterator[Problem]:
+def _name_problems(source: Source, tables: list[dict[str, object]], raw: RawSeries) -> Iterator[Problem]:
+    """Yield a problem for each metric whose name, or what it takes for itself on a page, is another's already."""
+    owners: dict[str, int] = {}
+    for index, table in enumerate(tables):
+        name = table.get("name")
+        if not isinstance(name, str) or not name:
+            continue
+        names = occupied_names(name, str(table.get("type", "")))
+        message = ""
+        if clash := next((each for each in names if each in raw.occupied), None):
+            called = "" if clash == name else f" ({clash}, as OpenMetrics calls it)"
+            message = f"the name is that of a raw metric{called}; choose another"
+        elif (owner := next((owners[each] for each in names if each in owners), None)) is not None:
+            message = f"the name is taken by the metric in line {source.line(owner)}; choose another"
+        if message:
+            yield source.problem(Complaint(message, "name"), index, name)
+        for each in names:
+            owners.setdefault(each, index)
+
+
+def _key_problems(source: Source, tables: list[dict[str, object]]) -> Iterator[Problem]:
     """Yield a problem for each W&B key that is another's key or the folder of another's key."""
     owners: dict[str, int] = {}
     for index, table in enumerate(tables):
         key = table.get("wandb")
         if isinstance(key, str):
-            for other, owner in owners.items():
-                if key == other or key.startswith(f"{other}/") or other.startswith(f"{key}/"):
-                    message = f"wandb {key!r} clashes with {other!r} of line {source.line(owner, 'wandb')}; rename it"
-                    yield source.problem(Complaint(message, "wandb"), index, str(table.get("name", "")))
-                    break
+            if other := next((other for other in owners if keys_clash(key, other)), None):
+                place = f"of line {line}" if (line := source.line(owners[other], "wandb")) else "of another metric"
+                message = f"wandb {key!r} clashes with {other!r} {place}; rename it"
+                yield source.problem(Complaint(message, "wandb"), index, str(table.get("name", "")))
             owners.setdefault(key, index)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from shared.catalogue import STEP_FAMILIES, TRAINER_FAMILIES
 from shared.schema import Family
+from sidecar.catalogue import CATALOGUE
 from sidecar.collectors.catalogue import GPU_FAMILIES, HOST_FAMILIES, PROCESS_FAMILIES, RUNNER_FAMILIES
 from sidecar.definitions import SHIPPED_FILE, load
 from sidecar.exposition import LIVENESS_FAMILIES, SIDECAR_FAMILIES
-from sidecar.publication import CATALOGUE
 
 SECTIONS = (
     ("Training", "Read out of step records and evaluations, each at its own time.", STEP_FAMILIES),
@@ -19,6 +19,10 @@ SECTIONS = (
     ("Trainer process", "Read through psutil from outside.", PROCESS_FAMILIES),
     ("Sidecar", "What the sidecar says about itself.", (*SIDECAR_FAMILIES, *RUNNER_FAMILIES)),
 )
+
+
+MAX_EXPRESSION_CHARS = 300
+"""What a table can show; a longer one is read where it is written."""
 
 
 def reference() -> Iterator[str]:
@@ -35,7 +39,8 @@ def reference() -> Iterator[str]:
     yield "|---|---|---|---|"
     for definition in load(SHIPPED_FILE, CATALOGUE).definitions:
         expression = " ".join(definition.expr.split()).replace("|", "\\|")
-        yield f"| `{definition.name}` | `{definition.wandb}` | {definition.help} | `{expression}` |"
+        shown = f"`{expression}`" if len(expression) <= MAX_EXPRESSION_CHARS else "see `sidecar/metrics.toml`"
+        yield f"| `{definition.name}` | `{definition.wandb}` | {definition.help} | {shown} |"
 
 
 def _row(family: Family) -> str:

@@ -54,12 +54,19 @@ class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DefinitionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What is live; `problem` says why the file is not, `failing` which definitions cannot be evaluated."""
+    """What is live; `problem` says why the file is not, `failing` which definitions cannot be evaluated.
+
+    `chosen` is the file given with --definitions, if one was; `tried_digest` is that of the file tried last, and
+    `num_tried` how often one was tried since the start.
+    """
 
     file: str
     digest: str
     problem: str = ""
     failing: dict[str, str] = {}
+    chosen: str = ""
+    tried_digest: str = ""
+    num_tried: int = 0
 
 
 class SidecarStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from trainer_frames import frame, hello
 
 from shared.wire import Event, FrameError, Hello, Record, Snap, Step
+from sidecar.catalogue import CATALOGUE
 from sidecar.config import WandbConfig
 from sidecar.frames import decode_frame
 from sidecar.intake import Intake
@@ -23,7 +24,7 @@ from sidecar.journal import Journal
 from sidecar.live_definitions import LiveDefinitions
 from sidecar.outlet import WandbOutlet
 from sidecar.pipeline import Pipeline
-from sidecar.publication import CATALOGUE, Publication
+from sidecar.publication import Publication
 from sidecar.sinks.prometheus import PrometheusSink
 
 HERE, THERE = "/run/dflash/run-0.sock", "/run/dflash/other-0.sock"
@@ -39,7 +40,7 @@ WINDOW_S = 300.0
 
 @functools.cache
 def _definitions() -> LiveDefinitions:
-    return LiveDefinitions(None, Path("/nonexistent"), CATALOGUE, lambda _outcome: None)
+    return LiveDefinitions(None, Path("/nonexistent"), lambda: CATALOGUE, lambda _outcome: None)
 
 
 class FramePath:

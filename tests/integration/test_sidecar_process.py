@@ -14,6 +14,7 @@ import zmq
 from sidecar_process import Place, Sidecar, wait_for
 
 from shared.wire import Step
+from sidecar.definitions import SHIPPED_FILE
 from sidecar.journal import Journal
 from sidecar.sinks.wandb_spool import Spool
 
@@ -176,7 +177,7 @@ def test_definitions_change_under_a_running_sidecar(place: Place) -> None:
     wait_for(lambda: restarted.metrics().get("dflash_x") == 7.0, "the last good definitions")
 
     assert code == 500
-    assert "metrics.toml:5: dflash_x" in answer
+    assert "metrics.toml:5:9: dflash_x" in answer
     assert page["dflash_x"] == 7.0
     assert page['dflash_config_reloads_total{outcome="failure"}'] >= 1.0
     assert restarted.status()["definitions"]["digest"] != digest
@@ -228,6 +229,8 @@ def test_user_errors_are_one_line_with_the_remedy(place: Place) -> None:
             (("run", "--state-dir", "/proc/nowhere", "--listen", "127.0.0.1:0"), 1, "give a writable directory"),
             (("run", *state, "--set", "wandb.mod=off"), 2, "did you mean 'wandb.mode'?"),
             (("run", *state, "--set", "interval_s=fast"), 2, "interval_s='fast'"),
+            (("run", *state, "--set", "wandb.mode=maybe"), 2, "; it must be online or offline or off"),
+            (("push", *state, "--listen", "127.0.0.1:0"), 2, "unrecognized arguments: --listen"),
             (("run", *state, "--listen", "nowhere"), 2, "expected HOST:PORT"),
             (("run", *state, "--listen", "127.0.0.1:0", "--definitions", str(file)), 1, "broken.toml:1: dflash_x"),
             (("run", "--state-dir", str(newer), "--listen", "127.0.0.1:0"), 1, "written by a newer one"),
@@ -257,9 +260,26 @@ def test_start_status_and_stop_in_the_background(place: Place) -> None:
     assert str(place.state_dir / "sidecar.log") in first.stdout
     assert second.stdout.startswith("sidecar already running: pid ")
     assert '"wandb": {"state": "off"' in status.stdout
+    assert status.stdout.endswith("}\n")
     assert stopped.stdout.startswith("sidecar stopped: pid ")
     assert again.stdout == f"no sidecar runs on {place.state_dir}\n"
     assert [r.returncode for r in (first, second, status, stopped, again)] == [0, 0, 0, 0, 0]
+
+
+def test_start_over_refused_definitions_says_so(place: Place) -> None:
+    """A sidecar that goes on with other definitions than those in its directory says which and why."""
+    place.environ["DFLASH_WANDB_MODE"] = "off"
+    place.state_dir.mkdir()
+    (place.state_dir / "metrics.toml").write_text('[[metric]]\nname = "dflash_x"\n')
+    places = ("--state-dir", str(place.state_dir), "--listen", "127.0.0.1:0")
+
+    started = place.command("start", *places)
+    place.command("stop", *places)
+
+    first, second, *problems = started.stdout.splitlines()
+    assert (started.returncode, first.startswith("sidecar started: pid ")) == (0, True)
+    assert second == f"definitions refused, {SHIPPED_FILE} is live instead; correct them:"
+    assert problems[0] == f"{place.state_dir}/metrics.toml:1: dflash_x: help is missing; add it"
 
 
 def test_output_may_be_cut_off(place: Place) -> None:

@@ -85,4 +85,4 @@ def test_killed_again_and_again(place: Place, server: FakeWandb, victim: str, nu
     assert run.exit_code == 0
     assert "conflict" not in states
     assert arrived_in_storm > 0
-    assert slowest_scrape_s < 2.0
+    assert slowest_scrape_s < 5.0  # milliseconds on a machine with nothing else to do

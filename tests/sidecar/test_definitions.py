@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.schema import Family
-from sidecar.definition_checks import catalogue_of
+from sidecar.catalogue import catalogue_of
 from sidecar.definitions import Definition, DefinitionsError, DefinitionSet, load
 from sidecar.promql.syntax import parse
 from sidecar.samples import Sample, labels_of
@@ -17,13 +17,15 @@ CATALOGUE = catalogue_of(
     (
         Family("raw_jobs_total", "counter", "Jobs.", ("role",)),
         Family("raw_depth", "gauge", "Depth.", ("queue",)),
+        Family("dflash_given_total", "counter", "Given."),
+        Family("dflash_lengths", "histogram", "Given.", (), (1.0, 2.0)),
         Family("raw_length", "histogram", "Lengths.", (), (1.0, 2.0)),
     )
 )
 GOOD = """
 # A comment
 [[metric]]
-name = "jobs_per_second"
+name = "dflash_jobs_per_second"
 help = "Jobs."
 type = "gauge"
 expr = '''
@@ -34,7 +36,7 @@ expr = '''
 wandb = "jobs/{role}/rate"
 
 [[metric]]
-name = "depth_double"
+name = "dflash_depth_double"
 help = "Twice the depth."
 type = "gauge"
 expr = "raw_depth * 2"
@@ -54,7 +56,7 @@ def problems_of(text: str | bytes, tmp_path: Path) -> list[str]:
 
 def metric(**keys: str) -> str:
     """One definition with some keys replaced, or left out where empty; it begins in line 1."""
-    merged = {"name": "m", "help": "Help.", "type": "gauge", "expr": "raw_depth"} | keys
+    merged = {"name": "dflash_m", "help": "Help.", "type": "gauge", "expr": "raw_depth"} | keys
     return "[[metric]]\n" + "".join(f"{key} = '''{value}'''\n" for key, value in merged.items() if value)
 
 
@@ -65,8 +67,8 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     loaded = load(file, CATALOGUE)
 
     assert [(d.name, d.kind, d.at, d.wandb) for d in loaded.definitions] == [
-        ("jobs_per_second", "gauge", "tick", "jobs/{role}/rate"),
-        ("depth_double", "gauge", "step", "queue/{queue}"),
+        ("dflash_jobs_per_second", "gauge", "tick", "jobs/{role}/rate"),
+        ("dflash_depth_double", "gauge", "step", "queue/{queue}"),
     ]
     assert loaded.definitions[0].node == parse("sum by (role) (rate(raw_jobs_total[30s]))")
     assert (loaded.history_s, len(loaded.digest)) == (300, 16)
@@ -83,15 +85,15 @@ def test_an_empty_file_is_a_set_of_nothing(tmp_path: Path) -> None:
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     """Three bad definitions and a clash give all their problems in the order of their lines."""
     text = GOOD.replace("rate(raw_jobs_total", "rate(raw_jobs_totl").replace('at = "step"', 'at = "stp"\nwandbb = "x"')
-    text += "\n" + metric(name="depth_double", help="", expr="mad_over_time(raw_depth[1m])")
+    text += "\n" + metric(name="dflash_depth_double", help="", expr="mad_over_time(raw_depth[1m])")
 
     assert problems_of(text, tmp_path) == [
-        "m.toml:9: jobs_per_second: unknown series raw_jobs_totl; did you mean raw_jobs_total?",
-        "m.toml:19: depth_double: at is 'stp'; it must be tick or step",
-        "m.toml:20: depth_double: unknown key 'wandbb'; did you mean wandb?",
-        "m.toml:23: depth_double: help is missing; add it",
-        "m.toml:24: depth_double: the name is taken by the metric in line 14",
-        "m.toml:26: depth_double: expr: the function mad_over_time() is not supported here",
+        "m.toml:9:10: dflash_jobs_per_second: unknown series raw_jobs_totl; did you mean raw_jobs_total?",
+        "m.toml:19: dflash_depth_double: at is 'stp'; it must be tick or step",
+        "m.toml:20: dflash_depth_double: unknown key 'wandbb'; did you mean wandb?",
+        "m.toml:23: dflash_depth_double: help is missing; add it",
+        "m.toml:24: dflash_depth_double: the name is taken by the metric in line 14; choose another",
+        "m.toml:26:11: dflash_depth_double: expr: the function mad_over_time() is not supported here",
     ]
 
 
@@ -101,33 +103,54 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         ({"name": ""}, "1: name is missing; add it"),
         ({"name": "9x"}, "2: 9x: the name '9x' is not a metric name"),
         ({"name": "x" * 200}, "the name has 200 characters, more than 128"),
-        ({"name": "raw_depth"}, "the name is that of a raw metric"),
-        ({"name": "raw_length_bucket"}, "the name is that of a raw metric"),
-        ({"type": "counter"}, "the name of a counter ends in _total; call it m_total"),
+        ({"name": "dflash_given_total", "type": "counter"}, "the name is that of a raw metric"),
+        ({"name": "dflash_lengths_bucket"}, "the name is that of a raw metric"),
+        ({"type": "counter"}, "the name of a counter ends in _total; call it dflash_m_total"),
         ({"name": "m_total"}, "the name of a gauge must not end in _total"),
-        ({"type": "histogram"}, "4: m: type is 'histogram'; it must be gauge or counter"),
+        ({"type": "histogram"}, "4: dflash_m: type is 'histogram'; it must be gauge or counter"),
         ({"help": " "}, "help must be a string that is not empty"),
-        ({"expr": "rate(raw_depth[1m])"}, "5: m: rate() of the gauge raw_depth: it is for counters; use delta()"),
-        ({"expr": "delta(raw_jobs_total[1m])"}, "delta() of the counter raw_jobs_total: it ignores resets"),
+        (
+            {"expr": "rate(raw_depth[1m])"},
+            "5:11: dflash_m: rate() of the gauge raw_depth: it is for counters; use delta()",
+        ),
+        (
+            {"expr": "delta(raw_jobs_total[1m])"},
+            "delta() of the counter raw_jobs_total: it ignores resets",
+        ),
         (
             {"expr": "raw_length"},
             "raw_length is a histogram; use raw_length_bucket, raw_length_sum or raw_length_count",
         ),
-        ({"expr": "histogram_quantile(0.5, rate(raw_length_sum[1m]))"}, "needs _bucket series, raw_length_sum is none"),
-        ({"expr": "rate(rawlength_bucket[1m])"}, "unknown series rawlength_bucket; did you mean raw_length_bucket?"),
+        (
+            {"expr": "histogram_quantile(0.5, rate(raw_length_sum[1m]))"},
+            "needs _bucket series, raw_length_sum is none",
+        ),
+        (
+            {"expr": "rate(rawlength_bucket[1m])"},
+            "unknown series rawlength_bucket; did you mean raw_length_bucket?",
+        ),
         ({"expr": '{__name__=~"nope.*"}'}, "no known series has a name that the selector accepts"),
-        ({"expr": "m * 2"}, "m is itself defined in this file; definitions read raw series only"),
+        ({"expr": "dflash_m * 2"}, "dflash_m is itself defined in this file; definitions read raw series only"),
         ({"expr": "raw_depth[5m]"}, "it must give a number or a vector"),
-        ({"expr": "max_over_time(raw_depth[2h] offset 1h)"}, "expr looks back 10800 s, more than 3600 s; shorten"),
-        ({"expr": "raw_depth +"}, "5: m: expr: "),
-        ({"expr": "raw_depth\n  + max_over_time(raw_depth[5m:1m])"}, "6: m: expr: subqueries are not supported"),
+        (
+            {"expr": "max_over_time(raw_depth[2h] offset 1h)"},
+            "expr looks back 10800 s, more than 3600 s; shorten",
+        ),
+        ({"expr": "raw_depth +"}, "5:22: dflash_m: expr: the expression ends too early"),
+        (
+            {"expr": "raw_depth\n  + max_over_time(raw_depth[5m:1m])"},
+            "6:31: dflash_m: expr: subqueries are not supported",
+        ),
         ({"expr": "abs(" * 120 + "raw_depth" + ")" * 120}, "nested more than 100 levels deep"),
         ({"expr": "(" * 30_000 + "1" + ")" * 30_000}, "30000 operators and brackets"),
-        ({"wandb": "bad key"}, "6: m: wandb is 'bad key'; write a key like group/name"),
+        ({"wandb": "bad key"}, "6: dflash_m: wandb is 'bad key'; write a key like group/name"),
         ({"wandb": "_hidden"}, "wandb is '_hidden'; write a key"),
         ({"wandb": "a/{queue"}, "wandb is 'a/{queue'; write a key"),
-        ({"wandb": "train/step"}, "which every row has already"),
-        ({"wandb": "q/{role}", "expr": "sum by (queue) (raw_depth) / 2"}, "the labels the expression keeps are: queue"),
+        ({"wandb": "train/step"}, "but rows have the key train/step already"),
+        (
+            {"wandb": "q/{role}", "expr": "sum by (queue) (raw_depth) / 2"},
+            "the labels the expression keeps are: queue",
+        ),
         ({"wandb": "q/{role}", "expr": "sum(raw_depth)"}, "the labels the expression keeps are: none"),
     ],
 )
@@ -141,7 +164,7 @@ def test_one_problem(keys: dict[str, str], message: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[[metric]]\nname = "x\n', "m.toml:2: the file is not TOML: "),
+        ('[[metric]]\nname = "x\n', "m.toml:2:10: the file is not TOML: "),
         ('[[metric]]\nname = "x"\nname = "x"', "m.toml:3: the file is not TOML: Cannot overwrite a value"),
         ("x = " + "[" * 100_000, "nested too deeply"),
         ("[metric]\nname = 'x'\n", "m.toml:1: metric must be a list of tables; write [[metric]]"),
@@ -150,8 +173,8 @@ def test_one_problem(keys: dict[str, str], message: str, tmp_path: Path) -> None
         ("#" * 2_000_000, "more than 1048576 bytes"),
         ("[[metric]]\n" * 1_001, "1001 metrics, more than 1000"),
         (
-            metric(wandb="a/b") + metric(name="n", wandb="a/b/c"),
-            "m.toml:12: n: wandb 'a/b/c' clashes with 'a/b' of line 6",
+            metric(wandb="a/b") + metric(name="dflash_n", wandb="a/b/c"),
+            "m.toml:12: dflash_n: wandb 'a/b/c' clashes with 'a/b' of line 6",
         ),
         ("[[metric]]\nname = 5\nhelp = 'h'\ntype = 'gauge'\nexpr = '1'", "m.toml:2: 5: name must be a string"),
     ],
@@ -165,7 +188,7 @@ def test_one_problem_of_the_file(text: str | bytes, message: str, tmp_path: Path
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     """A missing file and a directory are refused with their path."""
-    with pytest.raises(DefinitionsError, match=r"none\.toml:1: cannot be read: No such file"):
+    with pytest.raises(DefinitionsError, match=r"none\.toml: cannot be read: No such file"):
         load(tmp_path / "none.toml", CATALOGUE)
     with pytest.raises(DefinitionsError, match="cannot be read: Is a directory"):
         load(tmp_path, CATALOGUE)
@@ -197,10 +220,10 @@ class TestEvaluate:
         outcome = self.set_of(GOOD, tmp_path=tmp_path).evaluate(store, START_S + 60, "tick")
         (family,) = outcome.families
 
-        assert (family.name, family.kind, family.help) == ("jobs_per_second", "gauge", "Jobs.")
+        assert (family.name, family.kind, family.help) == ("dflash_jobs_per_second", "gauge", "Jobs.")
         assert {(name, dict(labels)["role"]): value for name, labels, value in family.points} == {
-            ("jobs_per_second", "drafter"): pytest.approx(1),
-            ("jobs_per_second", "target"): pytest.approx(2),
+            ("dflash_jobs_per_second", "drafter"): pytest.approx(1),
+            ("dflash_jobs_per_second", "target"): pytest.approx(2),
         }
         assert outcome.wandb == {"jobs/drafter/rate": pytest.approx(1), "jobs/target/rate": pytest.approx(2)}
         assert outcome.failures == ()
@@ -214,26 +237,33 @@ class TestEvaluate:
 
     def test_a_number_is_a_family_without_labels(self, store: Store, tmp_path: Path) -> None:
         """A scalar expression gives one point, an empty vector no family."""
-        texts = metric(expr="scalar(sum(raw_depth{queue='a'}))", wandb="m"), metric(name="n", expr="raw_depth > 100")
+        texts = (
+            metric(expr="scalar(sum(raw_depth{queue='a'}))", wandb="m"),
+            metric(name="dflash_n", expr="raw_depth > 100"),
+        )
         outcome = self.set_of(*texts, tmp_path=tmp_path).evaluate(store, START_S + 60, "tick")
 
-        assert [family.points for family in outcome.families] == [(("m", (), 3.0),)]
+        assert [family.points for family in outcome.families] == [(("dflash_m", (), 3.0),)]
         assert outcome.wandb == {"m": 3.0}
 
     def test_a_failing_definition_hurts_no_other(self, store: Store, tmp_path: Path) -> None:
         """Ambiguous pairs, missing labels and colliding keys are reported by metric; the rest is evaluated."""
         texts = (
-            metric(name="ambiguous", expr="sum(raw_depth) * on () raw_depth"),
-            metric(name="colliding", expr="raw_jobs_total", wandb="same"),
-            metric(name="unlabelled", expr="raw_depth", wandb="d/{worker}"),
-            metric(name="fine", expr="sum(raw_depth{queue='a'})", wandb="fine"),
+            metric(name="dflash_ambiguous", expr="sum(raw_depth) * on () raw_depth"),
+            metric(name="dflash_colliding", expr="raw_jobs_total", wandb="same"),
+            metric(name="dflash_unlabelled", expr="raw_depth", wandb="d/{run}"),
+            metric(name="dflash_fine", expr="sum(raw_depth{queue='a'})", wandb="fine"),
         )
         outcome = self.set_of(*texts, tmp_path=tmp_path).evaluate(store, START_S + 60, "tick")
 
-        assert [failure.metric for failure in outcome.failures] == ["ambiguous", "colliding", "unlabelled"]
+        assert [failure.metric for failure in outcome.failures] == [
+            "dflash_ambiguous",
+            "dflash_colliding",
+            "dflash_unlabelled",
+        ]
         assert "several series fall on the W&B key same" in outcome.failures[1].message
-        assert "no label worker" in outcome.failures[2].message
-        assert [family.name for family in outcome.families] == ["colliding", "unlabelled", "fine"]
+        assert "no label run" in outcome.failures[2].message
+        assert [family.name for family in outcome.families] == ["dflash_colliding", "dflash_unlabelled", "dflash_fine"]
         assert outcome.wandb == {"fine": 3.0}
 
     def test_a_defect_of_the_engine_is_contained(self, store: Store) -> None:
