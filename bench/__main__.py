@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.engine import definitions
 from bench.hung_server import hung_server_exit, hung_server_first_step
 from bench.ingestion import catch_up, ingest_64_trainers, ingest_frames
 from bench.machine import MAX_OTHER_LOAD_CORES, description, disturbance, other_load_cores
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Result]]] = {
     "ingest_frames": ingest_frames,
     "catch_up": catch_up,
     "ingest_64_trainers": ingest_64_trainers,
+    "definitions": definitions,
     "scrape": scrape,
     "training_throughput": training_throughput,
     "hung_server_throughput": hung_server_throughput,

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 # google-re2 is the syntax and the linear running time that Prometheus has; it publishes no types.
 import re2  # type: ignore[import-untyped]
@@ -146,6 +146,17 @@ class Series:
         del self.stale_us[: bisect_left(self.stale_us, time_us)]
 
 
+class Grouping(Protocol):
+    """Tells which labels the series of a group have in common; hashable."""
+
+    def key(self, labels: Labels) -> Labels:
+        """Return the labels that the group of a series has."""
+        ...
+
+
+Group = tuple[Labels, tuple[Series, ...]]
+
+
 class Store:
     """All recent series.
 
@@ -160,6 +171,7 @@ class Store:
         self._series: dict[SeriesKey, Series] = {}
         self._by_name: dict[str, list[Series]] = {}
         self._selections: dict[tuple[Matcher, ...], tuple[Series, ...]] = {}
+        self._groups: dict[tuple[tuple[Matcher, ...], Grouping], tuple[Group, ...]] = {}
         self._newest_us = 0
         self._next_sweep_us = 0
 
@@ -203,6 +215,17 @@ class Store:
             self._selections[matchers] = selected
         return selected
 
+    def select_groups(self, matchers: tuple[Matcher, ...], grouping: Grouping) -> tuple[Group, ...]:
+        """Return the selected series by the labels that they have in common, found once for all evaluations."""
+        groups = self._groups.get((matchers, grouping))
+        if groups is None:
+            members: dict[Labels, list[Series]] = {}
+            for series in self.select(matchers):
+                members.setdefault(grouping.key(series.labels), []).append(series)
+            groups = tuple((labels, tuple(series)) for labels, series in members.items())
+            self._groups[matchers, grouping] = groups
+        return groups
+
     def names(self) -> frozenset[str]:
         """Return the metric names that have a series now."""
         return frozenset(self._by_name)
@@ -214,8 +237,12 @@ class Store:
     def _create(self, name: str, labels: Labels) -> Series:
         series = self._series[name, labels] = Series(name, labels)
         self._by_name.setdefault(name, []).append(series)
-        self._selections.clear()
+        self._forget_selections()
         return series
+
+    def _forget_selections(self) -> None:
+        self._selections.clear()
+        self._groups.clear()
 
     def _step_back(self, time_us: int) -> None:
         """Forget what lies in the future of a clock that was set back: new samples would count for nothing."""
@@ -233,7 +260,7 @@ class Store:
             if not series.times_us:
                 del self._series[key]
                 self._by_name[series.name].remove(series)
-                self._selections.clear()
+                self._forget_selections()
         self._by_name = {name: members for name, members in self._by_name.items() if members}
 
 

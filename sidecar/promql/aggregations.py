@@ -1,7 +1,9 @@
 """Aggregations over groups of an instant vector. A new one is a line in one of the tables."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 from sidecar.promql import statistics
@@ -25,30 +27,30 @@ AGGREGATIONS = frozenset({*REDUCTIONS, *SELECTIONS, "quantile", "count_values"})
 INT64_LIMIT = 2.0**63
 
 
+@dataclass(frozen=True, slots=True)
 class Grouping:
     """Which elements belong together: those that agree in some labels, or in all but these when `without`."""
 
-    def __init__(self, labels: frozenset[str], *, without: bool) -> None:
-        self._labels = labels | {NAME_LABEL} if without else labels
-        self._without = without
+    labels: frozenset[str]
+    without: bool
 
     def key(self, labels: Labels) -> Labels:
         """Return the labels that the group of an element has."""
-        if self._without:
-            return tuple([pair for pair in labels if pair[0] not in self._labels])
-        return tuple([pair for pair in labels if pair[0] in self._labels]) if self._labels else ()
+        if self.without:
+            return tuple([pair for pair in labels if pair[0] not in self.labels and pair[0] != NAME_LABEL])
+        return tuple([pair for pair in labels if pair[0] in self.labels]) if self.labels else ()
 
     def including(self, label: str) -> "Grouping":
         """Return the grouping under which elements that differ in one more label are apart."""
-        return self if self._without else Grouping(self._labels | {label}, without=False)
+        return self if self.without else Grouping(self.labels | {label}, without=False)
 
     def groups(self, vector: Vector) -> Iterable[tuple[Labels, Vector]]:
         """Return the elements of each group."""
-        if not self._labels:
+        if not self.labels and not self.without:
             return [((), vector)] if vector else []
-        groups: dict[Labels, Vector] = {}
+        groups: defaultdict[Labels, Vector] = defaultdict(list)
         for element in vector:
-            groups.setdefault(self.key(element[0]), []).append(element)
+            groups[self.key(element[0])].append(element)
         return groups.items()
 
 

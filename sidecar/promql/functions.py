@@ -62,11 +62,11 @@ def _over_windows(function: Callable[..., float | None], *, keeps_name: bool = F
     return apply
 
 
-def _over_time(statistic: Callable[[Sequence[float]], float]) -> Function:
+def _over_time(statistic: Callable[[Sequence[float]], float]) -> windows.Function:
     def of_window(series: Series, first: int, end: int, _interval: Interval) -> float:
         return statistic(series.values[first:end])
 
-    return _over_windows(of_window)
+    return of_window
 
 
 def _elementwise(function: Callable[..., float]) -> Function:
@@ -149,20 +149,22 @@ _OF_VALUES_OVER_TIME: dict[str, Callable[[Sequence[float]], float]] = {
     "stdvar": statistics.variance_over_time,
     "stddev": statistics.deviation(statistics.variance_over_time),
 }
-_OF_WINDOWS: dict[str, Callable[..., float | None]] = {
+OF_WINDOWS: dict[str, windows.Function] = {
     "rate": windows.rate,
     "irate": windows.irate,
     "increase": windows.increase,
     "delta": windows.delta,
     "idelta": windows.idelta,
     "deriv": windows.deriv,
-    "predict_linear": windows.predict_linear,
     "changes": windows.changes,
     "resets": windows.resets,
     "count_over_time": windows.count_over_time,
-    "quantile_over_time": windows.quantile_over_time,
+    **{f"{name}_over_time": _over_time(statistic) for name, statistic in _OF_VALUES_OVER_TIME.items()},
 }
+"""Range functions without a further argument, which drop the name."""
 _OTHERS: dict[str, Function] = {
+    "predict_linear": _over_windows(windows.predict_linear),
+    "quantile_over_time": _over_windows(windows.quantile_over_time),
     "last_over_time": _over_windows(windows.last_over_time, keeps_name=True),
     "absent": _absent,
     "absent_over_time": _absent,
@@ -182,8 +184,7 @@ _OTHERS: dict[str, Function] = {
     "sort_desc": lambda call: _sorted(call, descending=True),
 }
 FUNCTIONS: dict[str, Function] = {
-    **{name: _over_windows(function) for name, function in _OF_WINDOWS.items()},
-    **{f"{name}_over_time": _over_time(statistic) for name, statistic in _OF_VALUES_OVER_TIME.items()},
+    **{name: _over_windows(function) for name, function in OF_WINDOWS.items()},
     **{name: _elementwise(function) for name, function in _OF_NUMBERS.items()},
     **{name: _of_date(part) for name, part in dates.PARTS.items()},
     **_OTHERS,

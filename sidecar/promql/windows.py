@@ -16,8 +16,10 @@ from sidecar.store import MICROSECONDS_PER_S, Series
 EDGE_FACTOR = 1.1
 """A window edge this many average sample distances away, or farther, is taken to lie outside the series' life."""
 
+Function = Callable[[Series, int, int, Interval], float | None]
 
-def _extrapolation(*, is_counter: bool, is_rate: bool) -> Callable[[Series, int, int, Interval], float | None]:
+
+def _extrapolation(*, is_counter: bool, is_rate: bool) -> Function:
     """Return the function that takes the difference between the ends of a window as if samples went on to its edges.
 
     To an edge that is near all the way, else by half a sample distance; of a counter never to before it was zero. The
@@ -38,14 +40,15 @@ def _extrapolation(*, is_counter: bool, is_rate: bool) -> Callable[[Series, int,
         start_us, end_us, _ = interval
         sampled_s = (last_us - first_us) / MICROSECONDS_PER_S
         average_s = sampled_s / (last - first)
+        near_s = average_s * EDGE_FACTOR
         to_start_s = (first_us - start_us) / MICROSECONDS_PER_S
-        if to_start_s >= average_s * EDGE_FACTOR:
+        if to_start_s >= near_s:
             to_start_s = average_s / 2
         if is_counter and difference > 0 and first_value >= 0:
             to_zero_s = sampled_s * (first_value / difference)
             to_start_s = min(to_start_s, to_zero_s)
         to_end_s = (end_us - last_us) / MICROSECONDS_PER_S
-        if to_end_s >= average_s * EDGE_FACTOR:
+        if to_end_s >= near_s:
             to_end_s = average_s / 2
         factor = (sampled_s + to_start_s + to_end_s) / sampled_s
         return difference * (factor / ((end_us - start_us) / MICROSECONDS_PER_S) if is_rate else factor)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.promql.aggregations import Grouping
 from sidecar.samples import Sample, labels_of
 from sidecar.store import Matcher, Series, Store, matches_pattern, microseconds
 
@@ -60,6 +61,17 @@ class TestSelect:
         store.append(Sample("a", labels_of(id="2"), START_S, 1.0))
 
         assert (before, names_selected(store, Matcher("__name__", "=", "a"))) == (["1"], ["1", "2"])
+
+    def test_groups_follow_the_series(self) -> None:
+        """Series that share labels are found together, one that came later and one that went included."""
+        store = store_of(("a", {"id": "1", "role": "x"}, 0, 1), ("a", {"id": "2", "role": "x"}, 0, 1))
+        matchers, grouping = (Matcher("__name__", "=", "a"),), Grouping(frozenset({"role"}), without=False)
+        sizes = [[len(members) for _, members in store.select_groups(matchers, grouping)]]
+        store.append(Sample("a", labels_of(id="3", role="y"), START_S + 100_000, 1.0))
+        sizes.append([len(members) for _, members in store.select_groups(matchers, grouping)])
+
+        assert sizes == [[2], [1]]
+        assert [labels for labels, _ in store.select_groups(matchers, grouping)] == [(("role", "y"),)]
 
     def test_empty_labels_are_no_labels(self) -> None:
         """A label with an empty value is left out of a series, as in Prometheus."""

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.promql.aggregations import REDUCTIONS
 from sidecar.promql.engine import evaluate, history_needed_s
+from sidecar.promql.functions import OF_WINDOWS
 from sidecar.promql.syntax import parse
 from sidecar.promql.values import PromqlError
 from sidecar.samples import Labels, Sample, labels_of
@@ -267,3 +269,22 @@ def test_fifty_thousand_series() -> None:
         (("group", str(group)),): pytest.approx(sum(range(group, 50_000, 7)) / 10, rel=1e-12) for group in range(7)
     }
     assert [dict(labels)["number"] for labels in largest] == ["49999", "49998"]
+
+
+@pytest.mark.parametrize("function", sorted(OF_WINDOWS))
+@pytest.mark.parametrize("operator", sorted(REDUCTIONS))
+def test_the_short_way_is_the_long_way(operator: str, function: str) -> None:
+    """Reducing ranges group by group gives what reducing their vector gives."""
+    store = store_of(
+        *[
+            ("c", {"one": one, "two": two}, {at: at * 7 % (5 + ord(two)) for at in range(0, 60, 1 + ord(one) % 3)})
+            for one in "abc"
+            for two in "xyz"
+        ]
+    )
+    for grouping in ("", "by (one)", "by (none)", "without (two)", "without ()"):
+        short = values_of(f"{operator} {grouping} ({function}(c[30s]))", store, 60)
+        long = values_of(f"{operator} {grouping} ({function}(c[30s]) * 1)", store, 60)
+
+        assert short == long
+        assert short
