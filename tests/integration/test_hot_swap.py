@@ -106,9 +106,10 @@ class Editor:
     def edit_for(self, duration_s: float, texts: tuple[str, ...], rate_hz: float = 100.0) -> None:
         """Edit at a rate; a fifth of the edits leaves half a file for a while, and some of them for good."""
         started_s = time.monotonic()
-        for text in itertools.cycle(texts):
+        while True:
             if time.monotonic() > started_s + duration_s:
                 return
+            text = self._random.choice(texts)
             if self._random.random() < 0.2:
                 self._write_in_place(text)
             else:
