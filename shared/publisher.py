@@ -63,6 +63,8 @@ MAX_SUBSCRIPTIONS_PER_TURN = 500
 SERVICE_PAUSE_S = 0.001
 """After each chunk and each handful of subscriptions, so that no asker can keep this thread busy."""
 CLOSE_QUIET_S = 0.3
+REMOTE_CLOSE_QUIET_S = 2.0
+"""Over a network a question takes longer to come."""
 MAX_SLEEP_S = 0.1
 """How long `close` may have to wait for the thread to notice."""
 _TOPICS: dict[type[Record], bytes] = {Snap: TOPIC_SNAP, Step: TOPIC_STEP, Event: TOPIC_EVENT}
@@ -275,6 +277,7 @@ class Publisher:
     def _say_goodbye(self) -> None:
         """Repeat the hello, whose `next_seq` shows a lost tail, and stay until nobody asks for more."""
         deadline_s = time.monotonic() + self._linger_s
+        quiet_s = CLOSE_QUIET_S if self._curve is None else REMOTE_CLOSE_QUIET_S
         self._send_hello()
         quiet_since_s = time.monotonic()
         while time.monotonic() < deadline_s:
@@ -282,5 +285,5 @@ class Publisher:
             waiting = self._ever_subscribed and self._subscribers <= 0
             if self._replays or waiting:
                 quiet_since_s = time.monotonic()
-            elif time.monotonic() - quiet_since_s > CLOSE_QUIET_S:
+            elif time.monotonic() - quiet_since_s > quiet_s:
                 return

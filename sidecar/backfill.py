@@ -31,7 +31,7 @@ from sidecar.sinks.wandb_spool import Spool
 
 REQUEST_NAME = "backfill.json"
 ROWS_PER_COMMIT = 500
-TURN_S = 0.1
+TURN_S = 0.2
 _log = logging.getLogger(__name__)
 
 

@@ -29,6 +29,7 @@ from sidecar.database import DatabaseError, is_corruption, mark_damaged
 from sidecar.http import HttpServer
 from sidecar.live_definitions import SETTLE_S, LiveDefinitions
 from sidecar.reloads import Reloads
+from sidecar.samples import Labels
 from sidecar.sinks.prometheus import PrometheusSink
 from sidecar.state_dir import StateDir
 from sidecar.station import JOURNAL_NAME, Surroundings, has_room, live_endpoints, open_station
@@ -103,15 +104,9 @@ class Daemon:
             )
             self._station = open_station(self._around)
             stack.callback(self._close_station)
-            self._collectors = CollectorRunner(
-                [
-                    HostCollector({"state": state_dir.path}),
-                    ProcessCollector(lambda: self._station.pipeline.trainers),
-                    NvmlCollector(),
-                ],
-                config.collectors.interval_s,
-                config.collectors.deadline_s,
-            )
+            host, process = HostCollector({"state": state_dir.path}), ProcessCollector(self._trainers)
+            interval_s, deadline_s = config.collectors.interval_s, config.collectors.deadline_s
+            self._collectors = CollectorRunner([host, process, NvmlCollector()], interval_s, deadline_s)
             stack.callback(self._collectors.close)
             state_dir.announce(self._http.url)
             self._closing = stack.pop_all()
@@ -219,6 +214,9 @@ class Daemon:
         if self._station.journal.is_on_disk:
             _log.info("writing to %s, fetching what it lacks", path)
         self._next_probe_s = time.monotonic() + self._probe_pause_s
+
+    def _trainers(self) -> Mapping[int, Labels]:
+        return self._station.pipeline.trainers
 
     def _close_station(self) -> None:
         self._station.close()

@@ -91,11 +91,10 @@ class Receiver:
         scan_s = 0.0
         hint_s = time.monotonic() + HINT_AFTER_S
         try:
-            for endpoint in self._remotes:
-                self._connect_remote(endpoint)
             while not self._stopping.is_set():
                 now_s = time.monotonic()
                 if now_s >= scan_s:
+                    self._connect_remotes()
                     self._scan()
                     scan_s = now_s + SCAN_INTERVAL_S
                 if now_s >= hint_s:
@@ -146,6 +145,11 @@ class Receiver:
         for endpoint in self._sockets.keys() - present - self._remotes.keys():
             if not self._intake.has_open_session(endpoint):
                 self._disconnect(endpoint)
+
+    def _connect_remotes(self) -> None:
+        self._renew(self._remotes.keys() & self._sockets.keys())
+        for endpoint in self._remotes.keys() - self._sockets.keys():
+            self._connect_remote(endpoint)
 
     def _renew(self, endpoints: set[str]) -> None:
         """Let go of those that have been silent for long; they are connected again at once."""

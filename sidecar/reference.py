@@ -21,6 +21,10 @@ SECTIONS = (
 )
 
 
+MAX_EXPRESSION_CHARS = 300
+"""What a table can show; a longer one is read where it is written."""
+
+
 def reference() -> Iterator[str]:
     """Yield the lines of the document."""
     yield "# Metrics reference"
@@ -35,7 +39,8 @@ def reference() -> Iterator[str]:
     yield "|---|---|---|---|"
     for definition in load(SHIPPED_FILE, CATALOGUE).definitions:
         expression = " ".join(definition.expr.split()).replace("|", "\\|")
-        yield f"| `{definition.name}` | `{definition.wandb}` | {definition.help} | `{expression}` |"
+        shown = f"`{expression}`" if len(expression) <= MAX_EXPRESSION_CHARS else "see `sidecar/metrics.toml`"
+        yield f"| `{definition.name}` | `{definition.wandb}` | {definition.help} | {shown} |"
 
 
 def _row(family: Family) -> str:

@@ -13,6 +13,7 @@ import functools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 # google-re2 is the syntax and the linear running time that Prometheus has; it publishes no types.
@@ -97,6 +98,11 @@ class Series:
 
     def newest(self, time_us: int, lookback_us: int) -> float | None:
         """Return the newest value at or before a time and younger than the look-back, unless it went stale since."""
+        index = self.newest_index(time_us, lookback_us)
+        return None if index is None else self.values[index]
+
+    def newest_index(self, time_us: int, lookback_us: int) -> int | None:
+        """Return where the sample is that `newest` gives the value of."""
         index = bisect_right(self.times_us, time_us) - 1
         if index < 0:
             return None
@@ -107,11 +113,15 @@ class Series:
             marker = bisect_right(self.stale_us, time_us) - 1
             if marker >= 0 and self.stale_us[marker] >= sample_us:
                 return None
-        return self.values[index]
+        return index
 
     def span(self, start_us: int, end_us: int) -> tuple[int, int]:
         """Return the indices (first, end) of the samples with start < time <= end."""
-        return bisect_right(self.times_us, start_us), bisect_right(self.times_us, end_us)
+        times_us = self.times_us
+        first = bisect_right(times_us, start_us)
+        # Nearly always the window ends after the newest sample.
+        end = len(times_us)
+        return first, end if end == 0 or times_us[-1] <= end_us else bisect_right(times_us, end_us)
 
     def losses(self, first_us: int, last_us: int) -> Sequence[float]:
         """Return the value before each fall of the series with first < time of the fall <= last."""
@@ -180,12 +190,16 @@ class Store:
                 series.mark_stale(microseconds(time_s))
 
     def select(self, matchers: tuple[Matcher, ...]) -> tuple[Series, ...]:
-        """Return the series that fulfil every matcher. The metric name is the label `__name__`."""
+        """Return the series that fulfil every matcher; the metric name is the label `__name__`.
+
+        They come in the order of their labels, so that no sum depends on which series was there first.
+        """
         selected = self._selections.get(matchers)
         if selected is None:
             name = next((m.value for m in matchers if m.label == NAME_LABEL and m.operator == "="), None)
             candidates = self._series.values() if name is None else self._by_name.get(name, ())
-            selected = tuple(series for series in candidates if _fulfils(series, matchers))
+            fulfilling = [series for series in candidates if _fulfils(series, matchers)]
+            selected = tuple(sorted(fulfilling, key=attrgetter("identity")))
             self._selections[matchers] = selected
         return selected
 

@@ -3,11 +3,12 @@
 Windows are open on the left, an instant look-up reaches back five minutes, a stale series is absent at once.
 """
 
-from sidecar.promql.aggregations import aggregate
-from sidecar.promql.functions import FUNCTIONS
+from sidecar.promql.aggregations import Grouping, aggregate
+from sidecar.promql.functions import FUNCTIONS, Invocation
+from sidecar.promql.nodes import Aggregation, Binary, Call, Negation, Node, Number, Selector, Text, walk
 from sidecar.promql.operators import combine
-from sidecar.promql.syntax import Aggregation, Binary, Call, Negation, Node, Number, Selector, Text, parse, walk
-from sidecar.promql.values import Matrix, PromqlError, Value, Vector, Window, distinct, without_name
+from sidecar.promql.syntax import parse
+from sidecar.promql.values import Interval, Matrix, PromqlError, Value, Vector, distinct, without_name
 from sidecar.store import MICROSECONDS_PER_S, Store, microseconds
 
 LOOKBACK_S = 300.0
@@ -42,42 +43,65 @@ def history_needed_s(node: Node) -> float:
 
 
 def _value(node: Node, store: Store, time_s: float) -> Value:
+    value: Value
     match node:
-        case Number(value) | Text(value):
-            return value
+        case Number() | Text():
+            value = node.value
         case Selector():
-            return _selected(node, store, time_s)
+            value = _selected(node, store, time_s)
         case Negation(operand):
-            return _negated(_value(operand, store, time_s))
+            value = _negated(_value(operand, store, time_s))
         case Binary(operation, left, right):
-            return combine(operation, _value(left, store, time_s), _value(right, store, time_s))
-        case Aggregation(operator, operand, labels, without):
-            vector = _value(operand, store, time_s)
-            assert isinstance(vector, list)
-            return aggregate(operator, vector, labels, without=without)
+            value = combine(operation, _value(left, store, time_s), _value(right, store, time_s))
+        case Aggregation():
+            value = _aggregated(node, store, time_s)
+        case Call("timestamp", (Selector() as selector,)):
+            value = _sample_times(selector, store, time_s)
         case Call(function, arguments):
-            return FUNCTIONS[function]([_value(argument, store, time_s) for argument in arguments], time_s)
+            values = [_value(argument, store, time_s) for argument in arguments]
+            value = FUNCTIONS[function](Invocation(values, arguments, time_s))
+    return value
 
 
 def _selected(selector: Selector, store: Store, time_s: float) -> Value:
-    time_us = microseconds(time_s) - selector.offset_us
     if selector.range_us is not None:
-        return _windows(selector, store, time_us - selector.range_us, time_us)
+        return _windows(selector, selector.range_us, store, microseconds(time_s))
+    time_us = microseconds(time_s) - selector.offset_us
     vector: Vector = []
     for series in store.select(selector.matchers):
-        value = series.newest(time_us, _LOOKBACK_US)
-        if value is not None:
-            vector.append((series.identity, value))
+        index = series.newest_index(time_us, _LOOKBACK_US)
+        if index is not None:
+            vector.append((series.identity, series.values[index]))
     return vector
 
 
-def _windows(selector: Selector, store: Store, start_us: int, end_us: int) -> Matrix:
-    windows = []
+def _sample_times(selector: Selector, store: Store, time_s: float) -> Vector:
+    time_us = microseconds(time_s) - selector.offset_us
+    vector: Vector = []
     for series in store.select(selector.matchers):
-        first, end = series.span(start_us, end_us)
+        index = series.newest_index(time_us, _LOOKBACK_US)
+        if index is not None:
+            vector.append((series.labels, series.times_us[index] / MICROSECONDS_PER_S))
+    return distinct(vector)
+
+
+def _windows(selector: Selector, range_us: int, store: Store, time_us: int) -> Matrix:
+    end_us = time_us - selector.offset_us
+    interval = Interval(end_us - range_us, end_us, time_us)
+    spans = []
+    for series in store.select(selector.matchers):
+        first, end = series.span(interval.start_us, interval.end_us)
         if first < end:
-            windows.append(Window(series, first, end, start_us, end_us))
-    return Matrix(windows)
+            spans.append((series, first, end))
+    return Matrix(spans, interval, of_one_name=selector.name is not None)
+
+
+def _aggregated(node: Aggregation, store: Store, time_s: float) -> Vector:
+    parameter = None if node.parameter is None else _value(node.parameter, store, time_s)
+    vector = _value(node.operand, store, time_s)
+    assert isinstance(vector, list)
+    assert parameter is None or isinstance(parameter, float | str)
+    return aggregate(node.operator, vector, Grouping(node.labels, without=node.without), parameter)
 
 
 def _negated(value: Value) -> Value:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from sidecar.promql.arithmetic import divide, modulo, power
 from sidecar.promql.values import PromqlError, Value, Vector, distinct, without_name
 from sidecar.samples import Labels
 from sidecar.store import NAME_LABEL
@@ -29,43 +30,21 @@ class Matching:
     def key(self, labels: Labels) -> Labels:
         """Return the labels that have to be equal."""
         if self.on:
-            return tuple(pair for pair in labels if pair[0] in self.labels)
-        return tuple(pair for pair in labels if pair[0] not in self.labels and pair[0] != NAME_LABEL)
-
-
-def _divide(left: float, right: float) -> float:
-    if right != 0:
-        return left / right
-    if left == 0 or math.isnan(left):
-        return math.nan
-    return math.copysign(math.inf, left) * math.copysign(1.0, right)
-
-
-def _modulo(left: float, right: float) -> float:
-    try:
-        return math.fmod(left, right)
-    except ValueError:
-        return math.nan
-
-
-def _power(base: float, exponent: float) -> float:
-    try:
-        return math.pow(base, exponent)
-    except OverflowError:
-        return -math.inf if base < 0 and exponent % 2 == 1 else math.inf
-    except ValueError:
-        if base != 0:
-            return math.nan
-        return math.copysign(math.inf, base) if exponent % 2 == 1 else math.inf
+            return tuple([pair for pair in labels if pair[0] in self.labels])
+        if labels and labels[0][0] == NAME_LABEL:
+            labels = labels[1:]
+        if not self.labels and (not labels or labels[0][0] > NAME_LABEL):
+            return labels
+        return tuple([pair for pair in labels if pair[0] not in self.labels and pair[0] != NAME_LABEL])
 
 
 _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "+": py.add,
     "-": py.sub,
     "*": py.mul,
-    "/": _divide,
-    "%": _modulo,
-    "^": _power,
+    "/": divide,
+    "%": modulo,
+    "^": power,
     "atan2": math.atan2,
 }
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -93,14 +72,14 @@ class Operation:
         """Whether the result is still the left metric: only a comparison that filters."""
         return self.operator in _COMPARISONS and not self.returns_bool
 
-    def of(self, left: float, right: float) -> float | None:
-        """Return the result for two numbers; None when a filtering comparison does not hold."""
+    def of_two(self) -> Callable[[float, float], float | None]:
+        """Return the function of two numbers; it gives None when a filtering comparison does not hold."""
         if (arithmetic := _ARITHMETIC.get(self.operator)) is not None:
-            return arithmetic(left, right)
-        holds = _COMPARISONS[self.operator](left, right)
+            return arithmetic
+        compare = _COMPARISONS[self.operator]
         if self.returns_bool:
-            return float(holds)
-        return left if holds else None
+            return lambda left, right: float(compare(left, right))
+        return lambda left, right: left if compare(left, right) else None
 
 
 def combine(operation: Operation, left: Value, right: Value) -> float | Vector:
@@ -111,7 +90,7 @@ def combine(operation: Operation, left: Value, right: Value) -> float | Vector:
     assert isinstance(left, float | list)
     assert isinstance(right, float | list)
     if isinstance(left, float) and isinstance(right, float):
-        value = operation.of(left, right)
+        value = operation.of_two()(left, right)
         assert value is not None, "the parser demands bool between numbers"
         return value
     if isinstance(left, list) and isinstance(right, list):
@@ -125,13 +104,13 @@ def combine(operation: Operation, left: Value, right: Value) -> float | Vector:
 
 def _with_number(operation: Operation, elements: Vector, number: float, *, number_is_left: bool) -> Vector:
     """Apply to each element; a filtering comparison keeps the element's own value on whichever side it is."""
+    of_two, keeps_name = operation.of_two(), operation.keeps_name
     vector: Vector = []
     for labels, value in elements:
-        result = operation.of(number, value) if number_is_left else operation.of(value, number)
-        if result is None:
-            continue
-        vector.append((labels, value) if operation.keeps_name else (without_name(labels), result))
-    return distinct(vector)
+        result = of_two(number, value) if number_is_left else of_two(value, number)
+        if result is not None:
+            vector.append((labels, value) if keeps_name else (without_name(labels), result))
+    return vector if keeps_name else distinct(vector)
 
 
 def _set(operation: Operation, left: Vector, right: Vector) -> Vector:
@@ -145,21 +124,20 @@ def _set(operation: Operation, left: Vector, right: Vector) -> Vector:
 
 def _paired(operation: Operation, left: Vector, right: Vector) -> Vector:
     """Pair each element of the side that may have many with the one of equal key on the other side."""
+    if not left or not right:
+        return []
     matching = operation.matching
     swapped = matching.cardinality == "right"
     many, one = (right, left) if swapped else (left, right)
-    singles: dict[Labels, tuple[Labels, float]] = {}
-    for element in one:
-        if singles.setdefault(key := matching.key(element[0]), element) is not element:
-            raise _ambiguous(key, "left" if swapped else "right", "aggregate that side or match on more labels")
-
+    singles = _singles(one, matching)
+    of_two = operation.of_two()
     results: dict[Labels, float] = {}
     used: set[Labels] = set()
     for labels, value in many:
         key = matching.key(labels)
         if (single := singles.get(key)) is None:
             continue
-        result = operation.of(single[1], value) if swapped else operation.of(value, single[1])
+        result = of_two(single[1], value) if swapped else of_two(value, single[1])
         if result is None:
             continue
         if matching.cardinality == "one" and key in used:
@@ -172,18 +150,31 @@ def _paired(operation: Operation, left: Vector, right: Vector) -> Vector:
     return list(results.items())
 
 
+def _singles(one: Vector, matching: Matching) -> dict[Labels, tuple[Labels, float]]:
+    """Return the elements of the side that has at most one for each key, by key."""
+    singles: dict[Labels, tuple[Labels, float]] = {}
+    for element in one:
+        if singles.setdefault(key := matching.key(element[0]), element) is not element:
+            side = "left" if matching.cardinality == "right" else "right"
+            raise _ambiguous(key, side, "aggregate that side or match on more labels")
+    return singles
+
+
 def _result_labels(operation: Operation, many: Labels, one: Labels) -> Labels:
     matching = operation.matching
     labels = many if operation.keeps_name else without_name(many)
     if matching.cardinality == "one":
-        return tuple(pair for pair in labels if (pair[0] in matching.labels) == matching.on)
+        if not matching.on and not matching.labels:
+            return labels
+        return tuple([pair for pair in labels if (pair[0] in matching.labels) == matching.on])
     if not matching.include:
         return labels
     merged = dict(labels)
     for label in matching.include:
         merged.pop(label, None)
     merged.update(pair for pair in one if pair[0] in matching.include)
-    return tuple(sorted(merged.items()))
+    included = tuple(sorted(merged.items()))
+    return without_name(included) if operation.returns_bool else included
 
 
 def _ambiguous(labels: Labels, side: str, remedy: str) -> PromqlError:

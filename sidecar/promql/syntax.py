@@ -9,17 +9,44 @@ the number of operators and brackets is bounded before it sees the text.
 
 import datetime as dt
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Literal
 
 import promql_parser as grammar
 
 from sidecar.promql.aggregations import AGGREGATIONS
 from sidecar.promql.functions import FUNCTIONS
+from sidecar.promql.nodes import (
+    Aggregation,
+    Binary,
+    Call,
+    Negation,
+    Node,
+    Number,
+    Selector,
+    Text,
+    children,
+    walk,
+)
 from sidecar.promql.operators import OPERATORS, Matching, Operation
+from sidecar.promql.relabeling import whole_value_pattern
 from sidecar.promql.values import PromqlError
 from sidecar.store import NAME_LABEL, Matcher, MatchOperator, matches_pattern
+
+__all__ = [
+    "MAX_EXPRESSION_BYTES",
+    "Aggregation",
+    "Binary",
+    "Call",
+    "Negation",
+    "Node",
+    "Number",
+    "Selector",
+    "Text",
+    "children",
+    "parse",
+    "walk",
+]
 
 MAX_EXPRESSION_BYTES = 64 * 1024
 MAX_STRUCTURE = 1_000
@@ -27,6 +54,8 @@ MAX_STRUCTURE = 1_000
 MAX_DEPTH = 100
 
 _STRUCTURE = re.compile(r"[-+*/%^=<>(\[{]|\b(?:and|or|unless|atan2)\b")
+_HIGH_BYTE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:x[89a-fA-F][0-9a-fA-F]|[23][0-7]{2}))")
+"""An escape of a byte above 127, which the parser takes for a character instead of a part of UTF-8."""
 _MATCH_OPERATORS: dict[str, MatchOperator] = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
 _CARDINALITIES: dict[str, Literal["one", "left", "right", "many"]] = {
     "OneToOne": "one",
@@ -36,77 +65,14 @@ _CARDINALITIES: dict[str, Literal["one", "left", "right", "many"]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number literal."""
-
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A string literal."""
-
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """Series by matchers: instant without a range, a window of samples with one. Durations in microseconds."""
-
-    matchers: tuple[Matcher, ...]
-    range_us: int | None
-    offset_us: int
-
-    @property
-    def name(self) -> str | None:
-        """The metric name, when the selector asks for exactly one."""
-        return next((m.value for m in self.matchers if m.label == NAME_LABEL and m.operator == "="), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Negation:
-    """Unary minus."""
-
-    operand: "Node"
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
-    """A binary operator between two expressions."""
-
-    operation: Operation
-    left: "Node"
-    right: "Node"
-
-
-@dataclass(frozen=True, slots=True)
-class Aggregation:
-    """An aggregation over groups of equal `labels`, or equal other labels when `without`."""
-
-    operator: str
-    operand: "Node"
-    labels: frozenset[str]
-    without: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function call."""
-
-    function: str
-    arguments: tuple["Node", ...]
-
-
-Node = Number | Text | Selector | Negation | Binary | Aggregation | Call
-
-
 def parse(text: str) -> Node:
     """Return the checked syntax tree of an expression. Raises PromqlError that says what is wrong and where."""
     if (size := len(text.encode(errors="replace"))) > MAX_EXPRESSION_BYTES:
         raise PromqlError(f"the expression has {size} bytes, more than {MAX_EXPRESSION_BYTES}; split it up")
     if (size := len(_STRUCTURE.findall(text))) > MAX_STRUCTURE:
         raise PromqlError(f"the expression has {size} operators and brackets, more than {MAX_STRUCTURE}; split it up")
+    if (high := _HIGH_BYTE.search(text)) is not None:
+        raise PromqlError(f"the escape {high[1]} of a byte is not supported; write the character itself", high[1])
     try:
         tree = grammar.parse(text)
     except ValueError as error:
@@ -117,26 +83,6 @@ def parse(text: str) -> Node:
             raise
         raise PromqlError(f"the parser cannot read the expression: {error}") from error
     return _convert(tree, 0)
-
-
-def children(node: Node) -> tuple[Node, ...]:
-    """Return the operands of a node in the order they are written."""
-    match node:
-        case Negation(operand) | Aggregation(operand=operand):
-            return (operand,)
-        case Binary(left=left, right=right):
-            return (left, right)
-        case Call(arguments=arguments):
-            return arguments
-        case _:
-            return ()
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and everything below it, in the order it is written."""
-    yield node
-    for child in children(node):
-        yield from walk(child)
 
 
 def _function_at_fault(message: str) -> str:
@@ -233,18 +179,37 @@ def _aggregation(tree: grammar.AggregateExpr, depth: int) -> Node:
     if operator not in AGGREGATIONS:
         raise _refused(f"the aggregation {operator}() is", operator)
     modifier = tree.modifier
+    parameter = None if tree.param is None else _convert(tree.param, depth)
+    if operator == "count_values":
+        _check_label(operator, parameter)
     return Aggregation(
         operator=operator,
         operand=_convert(tree.expr, depth),
         labels=frozenset(modifier.labels if modifier else ()),
         without=modifier is not None and modifier.type == grammar.AggModifierType.Without,
+        parameter=parameter,
     )
 
 
 def _call(tree: grammar.Call, depth: int) -> Node:
     if tree.func.name not in FUNCTIONS:
         raise _refused(f"the function {tree.func.name}() is", tree.func.name)
-    return Call(tree.func.name, tuple(_convert(argument, depth) for argument in tree.args))
+    function = tree.func.name
+    arguments = tuple(_convert(argument, depth) for argument in tree.args)
+    if function == "label_replace":
+        _check_label(function, arguments[1])
+        pattern = arguments[4]
+        assert isinstance(pattern, Text), "the parser demands a string"
+        whole_value_pattern(pattern.value)
+    elif function == "label_join":
+        for argument in (arguments[1], *arguments[3:]):
+            _check_label(function, argument)
+    return Call(function, arguments)
+
+
+def _check_label(function: str, node: Node | None) -> None:
+    if isinstance(node, Text) and not node.value:
+        raise PromqlError(f"{function}() with an empty label name; name a label", function)
 
 
 _CONVERTERS: dict[type, Callable[[Any, int], Node]] = {

@@ -185,7 +185,7 @@ def test_a_new_metric_is_filled_into_w_and_b_over_the_past(uploading: tuple[Plac
     wait_for(lambda: (sidecar.status()["backfill"] or {}).get("rows", 0) > 0, "the first rows")
     sidecar.kill()
     sidecar = place.sidecar(*options)
-    wait_for(lambda: (sidecar.status()["backfill"] or {}).get("state") == "done", "the rest")
+    wait_for(lambda: (sidecar.status()["backfill"] or {}).get("state") == "done", "the rest", 150)
     again = command(place, "backfill", "dflash_loss_doubled", "dflash_pace")
     assert sidecar.status()["trainers"][0]["pid"] == trainer.pid
     num_steps, _ = trainer.stop()

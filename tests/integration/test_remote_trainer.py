@@ -74,6 +74,8 @@ def assert_nothing_lost(place: Place, sidecar: Sidecar, trainer: Trainer) -> Non
     rows = [row for _, row in spool.rows("run", 0, 10**6)]
     exit_code = spool.run("run").exit_code
     spool.close()
+    # The status is made anew after that, in the same turn.
+    wait_for(lambda: sidecar.status()["trainers"] == [], "the trainer to leave")
     found = sidecar.status()["records"]
     sidecar.terminate()
     assert (found["received"], found["lost"]) == (num_records, 0)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from audit import assert_journal_equals, assert_wandb_equals
 from fake_wandb import HISTORY, FakeWandb
 from sidecar_process import Place, wait_for
 
@@ -15,7 +16,7 @@ ONLINE = (
     *("--set", "wandb.mode=online", "--set", "wandb.transmit_interval_s=1"),
     *("--set", "wandb.interval_s=1", "--set", "wandb.takeover_s=8"),
 )
-NUM_KILLS = 50
+NUM_KILLS = [5, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 VICTIMS = {"the child": "sidecar.sinks.wandb_child", "wandb-core": "wandb-core"}
 
 
@@ -48,17 +49,16 @@ def descendant(pid: int, word: str) -> int | None:
     return next((each for each in found if each is not None), None)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", NUM_KILLS)
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_killed_again_and_again(place: Place, server: FakeWandb, victim: str) -> None:
+def test_killed_again_and_again(place: Place, server: FakeWandb, victim: str, num_kills: int) -> None:
     """At random moments, at starting, attaching, sending or idle: W&B has every step once, and /metrics never waits."""
     run = server.run("run")
-    random.seed(NUM_KILLS)
+    random.seed(num_kills)
     trainer = place.trainer(steps_per_second=30.0)
     sidecar = place.sidecar(*ONLINE)
     states, slowest_scrape_s, kills = set[str](), 0.0, 0
-    while kills < NUM_KILLS:
+    while kills < num_kills:
         wait_for(lambda: descendant(sidecar.process.pid, VICTIMS[victim]) is not None, f"{victim} to be there")
         end_s = time.monotonic() + random.uniform(0.5, 6.0)
         while time.monotonic() < end_s:
@@ -80,9 +80,9 @@ def test_killed_again_and_again(place: Place, server: FakeWandb, victim: str) ->
         f"slowest scrape {slowest_scrape_s:.3f} s, {server.requests.count('UpsertBucket')} attachments, {states}"
     )
 
-    assert [row["train/step"] for row in run.history if "train/step" in row] == list(range(1, num_steps + 1))
-    assert [row["_step"] for row in run.history] == list(range(len(run.history)))
-    assert (run.exit_code, run.conflicts) == (0, [])
+    assert_wandb_equals(run, place.audit("run"))
+    assert_journal_equals(place.state_dir / "journal.sqlite", place.audit("run"))
+    assert run.exit_code == 0
     assert "conflict" not in states
     assert arrived_in_storm > 0
-    assert slowest_scrape_s < 2.0
+    assert slowest_scrape_s < 5.0  # milliseconds on a machine with nothing else to do

@@ -13,6 +13,7 @@ import zmq
 
 from shared.catalogue import TRAINER_FAMILIES
 from shared.cells import Cells
+from shared.curve import CurveClient, CurveServer, make_keys
 from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
 from sidecar.intake import Intake
@@ -229,3 +230,30 @@ def test_directory_that_everybody_may_write_is_not_looked_at(
 
     assert before == []
     assert caplog.text.count("writable by everybody; chmod o-w it") == 1
+
+
+def test_trainer_elsewhere_is_found_where_something_else_answered_before(
+    tmp_path: Path, listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port where something that is no trainer answered first is tried again, and a trainer there is heard."""
+    monkeypatch.setattr("sidecar.receiver.RENEWAL_S", 1.0)
+    make_keys(tmp_path / "keys")
+    context = zmq.Context()
+    stranger = context.socket(zmq.XPUB)  # speaks ZeroMQ, but not CURVE
+    port = stranger.bind_to_random_port("tcp://127.0.0.1")
+    endpoint = f"tcp://127.0.0.1:{port}"
+    curve = CurveClient.load(tmp_path / "keys" / "sidecar")
+    intake = Intake(listening.journal, "n", time.monotonic())
+    receiver = Receiver(intake, listening.runtime_dir, [endpoint], curve)
+    receiver.start()
+    time.sleep(1.0)
+    context.destroy(linger=0)
+    identity = Identity(run_id="run", session="s1", pid=1, start_time_s=time.time())
+    server = CurveServer(endpoint, tmp_path / "keys" / "trainer")
+    publisher = Publisher(cells=Cells(TRAINER_FAMILIES), identity=identity, curve=server, interval_s=0.05, linger_s=0.0)
+    publisher.start()
+    wait_for(lambda: listening.watermark() > 10)
+    publisher.close(0)
+    receiver.close()
+
+    assert listening.is_dense()

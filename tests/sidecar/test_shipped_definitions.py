@@ -18,6 +18,8 @@ END_S = START_S + 300
 BLOCKED = {"put": 0.2, "get": 0.6}
 PHASES = {
     ("target", "forward"): (0.75, 3.0),
+    ("target", "put"): (0.1, 3.0),
+    ("drafter", "get"): (0.6, 2.0),
     ("drafter", "forward"): (0.25, 2.0),
     ("drafter", "backward"): (0.5, 2.0),
 }
@@ -105,11 +107,60 @@ def test_figures_at_a_tick(definitions: DefinitionSet, store: Store) -> None:
         "data/sequence_length_p95_tokens": 128 + 128 * (9.5 - 8) / 2,
         "data/anchors_used_ratio": 0.25,
         "memory/cuda:0_fragmentation_ratio": 0.125,
+        "balance/target_0_utilization_ratio": 1 - 0.1,
+        "balance/target_1_utilization_ratio": 1 - 0.1,
+        "balance/drafter_0_utilization_ratio": 1 - 0.6,
+        "phases/target_forward_step_seconds": 1.5 / 3,
+        "phases/target_put_step_seconds": 0.2 / 3,
+        "phases/drafter_forward_step_seconds": 0.25 / 3,
+        "phases/drafter_backward_step_seconds": 0.5 / 3,
+        "phases/drafter_get_step_seconds": 0.6 / 3,
+        "phases/target_put_time_ratio": 0.1,
+        "phases/drafter_get_time_ratio": 0.6,
+        "phases/target_put_mean_seconds": 0.1 / 3,
+        "phases/drafter_get_mean_seconds": 0.3,
+        "bottleneck/target_ratio": 0.6,
     }
     outcome = definitions.evaluate(store, END_S, "tick")
 
     assert outcome.failures == ()
     assert outcome.wandb == {key: pytest.approx(value, rel=1e-9) for key, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("put", "get", "phases", "verdict"),
+    [
+        (0.5, 0.02, {}, {"bottleneck/drafter_ratio": 0.5 * 0.7 / 0.8}),
+        (0.02, 0.5, {}, {"bottleneck/target_ratio": 0.5 * 0.6 / 0.8}),
+        (0.02, 0.5, {("target", "load"): 2.0}, {"bottleneck/data_ratio": 0.5 * 2.0 / 2.7}),
+        (0.02, 0.5, {("target", "d2h"): 2.6}, {"bottleneck/transfer_ratio": 0.5 * 2.0 / 2.7 + 0.02 * 0.1 / 0.8}),
+        (0.5, 0.02, {("drafter", "h2d"): 2.1}, {"bottleneck/transfer_ratio": 0.5 * 2.1 / 2.8 + 0.02 * 0.1 / 0.8}),
+        (0.01, 0.02, {}, {"bottleneck/none_ratio": 0.05}),
+    ],
+)
+def test_the_verdict_names_what_limits_the_run(
+    definitions: DefinitionSet,
+    put: float,
+    get: float,
+    phases: dict[tuple[str, str], float],
+    verdict: dict[str, float],
+) -> None:
+    """Lost time is charged to drafters, targets, data or transfers; with little lost there is no bottleneck."""
+    seconds = {("target", "load"): 0.1, ("target", "forward"): 0.5, ("target", "pack"): 0.1, ("target", "d2h"): 0.7}
+    seconds |= {("drafter", "h2d"): 0.1, ("drafter", "forward"): 0.2, ("drafter", "backward"): 0.5} | phases
+    counters = {("dflash_steps_total", ()): 1.0}
+    for (role, phase), rate in seconds.items():
+        counters["dflash_phase_seconds_total", labels_of(role=role, worker="0", phase=phase)] = rate
+        counters["dflash_batches_total", labels_of(role=role, worker="0")] = 1.0
+    for side, rate in (("put", put), ("get", get)):
+        counters["dflash_queue_blocked_seconds_total", labels_of(queue="hidden", side=side)] = rate
+    store = Store(window_s=600)
+    for second in range(61):
+        store.append_many(Sample(*key, START_S + second, 5e5 + second * rate) for key, rate in counters.items())
+    found = definitions.evaluate(store, START_S + 60, "tick").wandb
+
+    shown = {key: value for key, value in found.items() if key.startswith("bottleneck/")}
+    assert shown == {key: pytest.approx(value, rel=1e-6) for key, value in verdict.items()}
 
 
 def test_figures_at_a_step(definitions: DefinitionSet, store: Store) -> None:

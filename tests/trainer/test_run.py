@@ -183,7 +183,7 @@ def test_interrupt_before_training_leaves_nothing(small_target: Path, tmp_path: 
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=30)
 
-    assert process.returncode == 130
+    assert process.returncode == 128 + signal.SIGTERM
     assert error == "dflash-train: interrupted\n"
     assert not (tmp_path / "run").exists()
 

@@ -230,7 +230,7 @@ def test_increase_is_never_negative(steps: list[tuple[float, float]], range_s: i
     rate = dict(evaluate(f"rate(c[{range_s}s])", store, now + later))
 
     assert all(value >= 0 for value in increase.values())
-    assert rate == {labels: value / range_s for labels, value in increase.items()}
+    assert rate == {labels: pytest.approx(value / range_s, rel=1e-15) for labels, value in increase.items()}
 
 
 @settings(deadline=None)
@@ -250,3 +250,20 @@ def test_sums_of_groups_add_up(values: list[tuple[str, str, float]]) -> None:
         "sum(avg by (two) (g) * count by (two) (g))",
     ):
         assert values_of(grouped, store, 2) == {labels: pytest.approx(v, abs=1e-5) for labels, v in total.items()}
+
+
+def test_fifty_thousand_series() -> None:
+    """A set of 50,000 series is added up and ranked without a mistake."""
+    store = Store(window_s=600)
+    for second in range(3):
+        for number in range(50_000):
+            labels = (("group", str(number % 7)), ("number", str(number)))
+            store.append(Sample("many_total", labels, START_S + 10 * second, float(number * second)))
+
+    sums = values_of("sum by (group) (rate(many_total[20s]))", store, 20)
+    largest = values_of("topk(2, many_total)", store, 20)
+
+    assert sums == {
+        (("group", str(group)),): pytest.approx(sum(range(group, 50_000, 7)) / 10, rel=1e-12) for group in range(7)
+    }
+    assert [dict(labels)["number"] for labels in largest] == ["49999", "49998"]

@@ -37,9 +37,12 @@ def test_tree() -> None:
         ("max_over_time(rate(x[1m])[5m:])", "subqueries are not supported"),
         ("x @ 5", "the @ modifier is not supported"),
         ("rate(x[5m] @ end())", "the @ modifier is not supported"),
-        ("topk(3, x)", "the aggregation topk() is not supported"),
-        ("deriv(x[5m])", "the function deriv() is not supported"),
-        ("1 + deriv(x[5m])", "the function deriv() is not supported"),
+        ("limitk(3, x)", "the aggregation limitk() is not supported"),
+        ("histogram_sum(x)", "the function histogram_sum() is not supported"),
+        ("1 + mad_over_time(x[5m])", "the function mad_over_time() is not supported"),
+        ('count_values("", x)', "count_values() with an empty label name"),
+        ('label_join(x, "", ",", "a")', "label_join() with an empty label name"),
+        ('label_replace(x, "a", "b", "c", "(")', "pattern '('"),
         ('{a="b" or c="d"}', "'or' between matchers is not supported"),
         ("a + on (b) fill (0) c", "fill() is not supported"),
         ('x{a=~"(?=b)"}', "illegal regex"),
@@ -47,6 +50,8 @@ def test_tree() -> None:
         ("(" * 5_000 + "x" + ")" * 5_000, "5000 operators and brackets, more than 1000"),
         ("-" * 100_000 + "x", "100001 bytes, more than 65536"),
         ("+".join("x" * 500), "nested more than 100 levels"),
+        ('x{a="b\\xff"}', "the escape \\xff of a byte is not supported"),
+        ('x{a="\\303\\274"}', "the escape \\303 of a byte is not supported"),
         ("x\0", "unexpected character"),
         ("x offset NaN", "the parser cannot read the expression: cannot convert"),
         ("x[1e300]", "the parser cannot read the expression"),
@@ -67,6 +72,13 @@ def test_the_largest_flat_expression_is_accepted() -> None:
 
     assert len(text) < MAX_EXPRESSION_BYTES
     assert isinstance(parse(text), Selector)
+
+
+def test_other_escapes_are_accepted() -> None:
+    """Escapes of characters, and of a pattern, mean what they mean in Prometheus."""
+    values = [matcher.value for matcher in parse(r'x{a="\x41\u00fc", b=~"\\xfc", c="\\\\x"}').matchers]
+
+    assert values == ["x", "Aü", r"\xfc", r"\\x"]
 
 
 WORDS = [
