@@ -147,8 +147,8 @@ def keys_may_meet(one: str, other: str) -> bool:
 
 
 def _can_be_equal(one: str, other: str) -> bool:
-    ours, theirs = PLACEHOLDER.split(one), PLACEHOLDER.split(other)
-    if len(ours) == 1 and len(theirs) == 1:
+    if "{" not in one and "{" not in other:
         return one == other
+    ours, theirs = PLACEHOLDER.split(one), PLACEHOLDER.split(other)
     begins_alike = ours[0].startswith(theirs[0]) or theirs[0].startswith(ours[0])
     return begins_alike and (ours[-1].endswith(theirs[-1]) or theirs[-1].endswith(ours[-1]))

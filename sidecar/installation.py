@@ -52,13 +52,19 @@ class Installation:
             os.close(fd)
 
     def replace(self, content: bytes, live: bytes) -> None:
-        """Put a file in place; `live` is kept as the one before where there was none. Raises InstallationError."""
+        """Put a file in place, and keep the one before: what is `live`, where that is not the file that was there.
+
+        Raises:
+            InstallationError: nothing was replaced.
+        """
         self._before = (_content(self.file), _content(self.previous))
-        if self._before[0] == content:
-            return
+        is_there_already = self._before[0] == content
+        before = live if self._before[0] is None or is_there_already else self._before[0]
         try:
-            _write(self.previous, live if self._before[0] is None else self._before[0])
-            _write(self.file, content)
+            if before != content:
+                _write(self.previous, before)
+            if not is_there_already:
+                _write(self.file, content)
         except OSError as error:
             raise InstallationError(f"{self.file}: {error.strerror}; nothing was replaced") from error
 

@@ -47,11 +47,15 @@ class _Signature(NamedTuple):
     written_ns: int
     changed_ns: int
     size: int
+    num_links: int
 
     @property
     def was_renamed(self) -> bool:
-        """Whether it was put in place as a whole after it had been written."""
-        return self.changed_ns > self.written_ns
+        """Whether it was put in place as a whole after it had been written.
+
+        A file that is just being replaced changes after its content too, but nothing links to it any more.
+        """
+        return self.changed_ns > self.written_ns and self.num_links > 0
 
 
 class LiveDefinitions:
@@ -185,7 +189,8 @@ class LiveDefinitions:
             found = file.stat()
         except OSError:
             return None
-        return _Signature(str(file), found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+        times_ns = (found.st_mtime_ns, found.st_ctime_ns)
+        return _Signature(str(file), found.st_ino, *times_ns, found.st_size, found.st_nlink)
 
 
 def _trial_error(candidate: DefinitionSet, failures: Sequence[Failure]) -> DefinitionsError:

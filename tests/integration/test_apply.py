@@ -141,6 +141,22 @@ def test_what_the_running_sidecar_refuses_is_put_back(place: Place) -> None:
     assert digest(sidecar) == digest_of(OWN.encode())
 
 
+def test_file_that_was_edited_in_its_place_can_be_rolled_back(place: Place) -> None:
+    """Applied where it lies, the file is left as it is, and what was live before it is the one to go back to."""
+    place.state_dir.mkdir()
+    own = place.state_dir / "metrics.toml"
+    own.write_text(OWN)
+    sidecar = place.sidecar()
+    own.write_text(OWN + "# edited\n")
+
+    applied = apply(place, str(own))
+    back = apply(place, "--rollback")
+
+    assert (applied.returncode, back.returncode) == (0, 0)
+    assert digest(sidecar) == digest_of(OWN.encode())
+    assert own.read_text() == OWN
+
+
 def test_sidecar_that_reads_another_file_is_left_alone(place: Place) -> None:
     """Where --definitions names a file, that is what to change: it says which is live and how."""
     file = write(place, OWN)
