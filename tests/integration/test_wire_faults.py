@@ -217,5 +217,5 @@ def test_leftovers_of_others_are_named(place: Place) -> None:
     (place.runtime_dir / "run-0.lock").unlink()
     (place.runtime_dir / "run-0.lock").mkdir()
 
-    with pytest.raises(EndpointError, match=r"run-0\.lock: Is a directory; .* give yours another run\.id"):
+    with pytest.raises(EndpointError, match=r"run-0\.lock: Is a directory; .* give this run another run\.id"):
         EndpointClaim(place.runtime_dir / "run-0.sock").__enter__()
