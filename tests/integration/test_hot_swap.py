@@ -1,5 +1,6 @@
 """Definitions are swapped under a running sidecar: every page holds exactly one complete set, whatever editors do."""
 
+import contextlib
 import http.client
 import itertools
 import os
@@ -168,10 +169,24 @@ def start(place: Place) -> tuple[Sidecar, Path, Scraper]:
     file = place.state_dir.parent / "mine.toml"
     file.write_text(FILES[0])
     sidecar = place.sidecar("--definitions", str(file))
+    drain(sidecar)
     wait_for(lambda: sidecar.metrics().get("dflash_swap_a9") == 9.0, "the first set")
     scraper = Scraper(sidecar.url)
     scraper.start()
     return sidecar, file, scraper
+
+
+def drain(sidecar: Sidecar) -> None:
+    """Read away what it logs: a full pipe would stop it."""
+    assert sidecar.process.stdout is not None
+    fd = sidecar.process.stdout.fileno()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(fd, 65_536):
+                pass
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 def reloads(sidecar: Sidecar, outcome: str) -> int:
