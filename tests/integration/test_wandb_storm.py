@@ -16,7 +16,7 @@ ONLINE = (
     *("--set", "wandb.mode=online", "--set", "wandb.transmit_interval_s=1"),
     *("--set", "wandb.interval_s=1", "--set", "wandb.takeover_s=8"),
 )
-NUM_KILLS = [5, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+NUM_KILLS = [5, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 VICTIMS = {"the child": "sidecar.sinks.wandb_child", "wandb-core": "wandb-core"}
 
 
