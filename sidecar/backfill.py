@@ -25,8 +25,7 @@ from sidecar.history import Moment, replay
 from sidecar.journal import Journal
 from sidecar.past import MARGIN_S, PastError, chosen
 from sidecar.promql.engine import history_needed_s
-from sidecar.sinks.wandb_rows import STEP_AXIS, TIME_AXIS
-from sidecar.sinks.wandb_run import Cursor, Row
+from sidecar.sinks.wandb_run import STEP_AXIS, TIME_AXIS, Cursor, Row
 from sidecar.sinks.wandb_spool import Spool
 
 REQUEST_NAME = "backfill.json"

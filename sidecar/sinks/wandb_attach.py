@@ -10,7 +10,7 @@ Facts behind the settings (wandb 0.31):
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 import wandb
 from wandb.errors import AuthenticationError, CommError, Error, UsageError
@@ -18,7 +18,7 @@ from wandb.sdk.mailbox.mailbox import MailboxClosedError
 
 from sidecar.sinks.wandb_lookup import CLAIM_KEY
 from sidecar.sinks.wandb_protocol import Failed, GiveUp, Task
-from sidecar.sinks.wandb_rows import STEP_AXIS, TIME_AXIS
+from sidecar.sinks.wandb_run import STEP_AXIS, TIME_AXIS
 from sidecar.sinks.wandb_secrets import redacted
 
 _REFUSED_SHARE = 0.9
@@ -69,9 +69,15 @@ def attach(task: Task, config: dict[str, object], stop: Callable[[], None]) -> w
         raise GiveUp(_failure(error, retried=retried)) from error
 
 
-def define(run: wandb.Run, keys: Iterable[str], defined: set[str]) -> None:
-    """Say of each metric which axis it belongs to, once; `defined` remembers."""
-    for key in keys:
+def define(run: wandb.Run, keys: Mapping[str, bool], defined: set[str]) -> None:
+    """Say of each metric which axis it belongs to, once; `defined` remembers.
+
+    Args:
+        run: the attached run.
+        keys: each with whether it comes with a training step; others go by time.
+        defined: what was said already.
+    """
+    for key, is_of_steps in keys.items():
         if key in defined or key.startswith("_"):
             continue
         if not defined:
@@ -79,7 +85,7 @@ def define(run: wandb.Run, keys: Iterable[str], defined: set[str]) -> None:
             run.define_metric(TIME_AXIS)
             defined |= {STEP_AXIS, TIME_AXIS}
         if key not in defined:
-            run.define_metric(key, step_metric=STEP_AXIS if key.startswith("train/") else TIME_AXIS)
+            run.define_metric(key, step_metric=STEP_AXIS if is_of_steps else TIME_AXIS)
             defined.add(key)
 
 

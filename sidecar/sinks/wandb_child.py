@@ -45,7 +45,7 @@ from sidecar.sinks.wandb_protocol import (
     Task,
     encode_line,
 )
-from sidecar.sinks.wandb_run import Row
+from sidecar.sinks.wandb_run import STEP_AXIS, Row
 from sidecar.sinks.wandb_spool import Spool
 
 _PR_SET_PDEATHSIG = 1
@@ -161,7 +161,7 @@ class Uploader:
             if rows and rows[0][0] != self._next_row:
                 raise GiveUp(Failed("incomplete", "rows were dropped to bound the spool"))
             for index, row in rows:
-                define(run, row, self._defined)
+                define(run, dict.fromkeys(row, STEP_AXIS in row), self._defined)
                 _log(run, row, base_step + index)
                 self._next_row = index + 1
             if time.monotonic() > next_look_s:

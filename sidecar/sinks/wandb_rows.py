@@ -8,10 +8,8 @@ one. The axis of time starts with the first session of the run and goes on when 
 from collections.abc import Callable, Mapping
 
 from shared.wire import Event, Hello, Record, Scalar, Snap, Step
-from sidecar.sinks.wandb_run import Cursor, Row
+from sidecar.sinks.wandb_run import STEP_AXIS, TIME_AXIS, Cursor, Row
 
-STEP_AXIS = "train/step"
-TIME_AXIS = "time/elapsed_s"
 Evaluate = Callable[[str, float], Mapping[str, float]]
 """Values of the definitions by W&B key, for "step" or "tick", at a time."""
 

@@ -10,6 +10,8 @@ import msgspec
 from shared.redaction import without_secrets
 from shared.wire import Hello, Scalar
 
+STEP_AXIS = "train/step"
+TIME_AXIS = "time/elapsed_s"
 RECORD_KEY = "_record"
 """Key of a row that says which record it came from, as SESSION:SEQ; W&B hides keys that begin so."""
 Row = dict[str, Scalar]

@@ -21,7 +21,7 @@ import msgspec
 from shared.wire import Hello
 from sidecar.database import open_database
 from sidecar.sinks.wandb_retention import trim
-from sidecar.sinks.wandb_run import RECORD_KEY, Cursor, Row, SessionProgress, SpooledRun, run_config
+from sidecar.sinks.wandb_run import RECORD_KEY, STEP_AXIS, Cursor, Row, SessionProgress, SpooledRun, run_config
 
 SCHEMA_VERSION = 2
 
@@ -45,7 +45,9 @@ CREATE TABLE IF NOT EXISTS uploads (
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value);
 INSERT OR IGNORE INTO facts VALUES ('dropped', 0);
 """
-_BACKFILLS = """
+_VERSION_2 = """
+ALTER TABLE keys ADD COLUMN is_of_steps INTEGER NOT NULL DEFAULT 0;
+UPDATE keys SET is_of_steps = key LIKE 'train/%';
 CREATE TABLE adopted (session TEXT NOT NULL, key TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (session, key));
 CREATE TABLE backfilled (
     session TEXT NOT NULL, key TEXT NOT NULL, seq INTEGER NOT NULL, last_telemetry_time_s REAL NOT NULL,
@@ -76,7 +78,7 @@ class Spool:
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
             self._connection.isolation_level = None
             return
-        self._connection = open_database(path, _SCHEMA + _BACKFILLS, SCHEMA_VERSION, {1: _BACKFILLS})
+        self._connection = open_database(path, _SCHEMA + _VERSION_2, SCHEMA_VERSION, {1: _VERSION_2})
         self._connection.isolation_level = None
 
     def close(self) -> None:
@@ -148,10 +150,8 @@ class Spool:
             "INSERT INTO rows VALUES (?, ?, ?)",
             [(run_id, first + i, json.dumps(row, separators=(",", ":"))) for i, row in enumerate(rows)],
         )
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO keys VALUES (?, ?)",
-            [(run_id, key) for key in {key for row in rows for key in row if not key.startswith("_")}],
-        )
+        keys = {(key, STEP_AXIS in row) for row in rows for key in row if not key.startswith("_")}
+        self._connection.executemany("INSERT OR IGNORE INTO keys VALUES (?, ?, ?)", [(run_id, *key) for key in keys])
         self._execute("UPDATE runs SET num_rows = ? WHERE run_id = ?", first + len(rows), run_id)
         if rows:
             self._execute("UPDATE runs SET closed_s = NULL WHERE run_id = ?", run_id)
@@ -210,9 +210,10 @@ class Spool:
         config: dict[str, object] = json.loads(self._one("SELECT config FROM runs WHERE run_id = ?", run_id)[0])
         return config
 
-    def keys(self, run_id: str) -> list[str]:
-        """Every key that any row of a run has had, sorted."""
-        return [key for (key,) in self._execute("SELECT key FROM keys WHERE run_id = ? ORDER BY key", run_id)]
+    def keys(self, run_id: str) -> dict[str, bool]:
+        """Every key that any row of a run has had, sorted, and whether it came with a training step."""
+        query = "SELECT key, is_of_steps FROM keys WHERE run_id = ? ORDER BY key"
+        return {key: bool(is_of_steps) for key, is_of_steps in self._execute(query, run_id)}
 
     def set_base_step(self, run_id: str, step: int) -> None:
         """Note which W&B step the row number 0 of a run has."""
