@@ -5,10 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from sidecar_process import Place, Sidecar, wait_for
 
 from sidecar.definition_source import digest_of
@@ -24,14 +22,6 @@ type = "gauge"
 expr = 'sum(dflash_tokens_total{role="drafter",kind="real"}) / dflash_steps_total'
 wandb = "custom/tokens_per_step"
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 def write(place: Place, text: str) -> Path:

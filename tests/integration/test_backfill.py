@@ -4,7 +4,6 @@ import itertools
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,9 +42,8 @@ expr = 'dflash_tokens_total{kind="real"} * 2'
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def finished(place: Place, tmp_path: Path) -> Place:
     """A place with a journal of a finished run that had these definitions all along."""
-    place = Place(tmp_path)
     (tmp_path / "metrics.toml").write_text(DEFINITIONS)
     trainer = place.trainer()
     options = ("--definitions", str(tmp_path / "metrics.toml"), "--set", "wandb.interval_s=0.05")
@@ -54,8 +52,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     trainer.stop()
     wait_for(lambda: sidecar.status()["trainers"] == [], "the trainer to leave")
     sidecar.terminate()
-    yield place
-    place.close()
+    return place
 
 
 def command(place: Place, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -70,11 +67,11 @@ def values_in(file: Path, name: str) -> list[tuple[float, float]]:
     return [(float(time_s), float(value)) for _, value, time_s in found]
 
 
-def test_a_definition_gives_the_same_values_live_and_over_the_past(place: Place, tmp_path: Path) -> None:
+def test_a_definition_gives_the_same_values_live_and_over_the_past(finished: Place, tmp_path: Path) -> None:
     """What went to W&B while the run lived is what is computed afterwards: every step, every tick, to the bit."""
     file = tmp_path / "past.txt"
-    done = command(place, "backfill", "--openmetrics", str(file))
-    spool = Spool(place.state_dir / "spool.sqlite", read_only=True)
+    done = command(finished, "backfill", "--openmetrics", str(file))
+    spool = Spool(finished.state_dir / "spool.sqlite", read_only=True)
     rows = [row for _, row in spool.rows("run", 0, 10**6)]
     spool.close()
 
@@ -83,16 +80,16 @@ def test_a_definition_gives_the_same_values_live_and_over_the_past(place: Place,
     assert [(pytest.approx(time_s, abs=1e-6), value) for time_s, value in live] == values_in(
         file, 'dflash_loss_per_position{position="1"}'
     )
-    assert len(live) == len(audited(place.audit("run"), "step"))
+    assert len(live) == len(audited(finished.audit("run"), "step"))
     live = [(row["_timestamp"], row["custom/speed"]) for row in rows if "custom/speed" in row]
     assert [(pytest.approx(time_s, abs=1e-6), value) for time_s, value in live] == values_in(file, "dflash_speed")
     assert len(live) > 20
 
 
-def test_a_prometheus_takes_the_past_in(place: Place, tmp_path: Path) -> None:
+def test_a_prometheus_takes_the_past_in(finished: Place, tmp_path: Path) -> None:
     """Promtool makes blocks of the file, and a server that is started on them answers for the past."""
     file = tmp_path / "past.txt"
-    done = command(place, "backfill", "--openmetrics", str(file), "--label", "instance=node-1")
+    done = command(finished, "backfill", "--openmetrics", str(file), "--label", "instance=node-1")
     with prometheus_of(file, tmp_path) as prometheus:
         last_s, last = values_in(file, "dflash_work_total")[-1]
         loss = prometheus.query('dflash_loss_per_position{instance="node-1"}', last_s)
@@ -104,13 +101,13 @@ def test_a_prometheus_takes_the_past_in(place: Place, tmp_path: Path) -> None:
     assert work == [((), last)]
 
 
-def test_rules_are_accepted_and_computed_by_prometheus(place: Place, tmp_path: Path) -> None:
+def test_rules_are_accepted_and_computed_by_prometheus(finished: Place, tmp_path: Path) -> None:
     """Promtool finds nothing wrong with the rules, and a broken name is refused with the nearest known one."""
-    text = command(place, "rules", "dflash_speed", "--label", "job=dflash").stdout
+    text = command(finished, "rules", "dflash_speed", "--label", "job=dflash").stdout
     (tmp_path / "rules.json").write_text(text)
     check = ["promtool", "check", "rules", str(tmp_path / "rules.json")]
     checked = subprocess.run(check, capture_output=True, text=True, check=False)
-    unknown = command(place, "rules", "dflash_sped")
+    unknown = command(finished, "rules", "dflash_sped")
 
     [group] = json.loads(text)["groups"]
     assert [(rule["record"], rule["labels"]) for rule in group["rules"]] == [("dflash_speed", {"job": "dflash"})]
@@ -128,9 +125,9 @@ def test_rules_are_accepted_and_computed_by_prometheus(place: Place, tmp_path: P
         (("dflash_sped",), "did you mean 'dflash_speed'?"),
     ],
 )
-def test_mistakes_are_one_line(place: Place, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_one_line(finished: Place, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     """A time, label, file or name that cannot be used is named with the remedy."""
-    done = command(place, "backfill", "--openmetrics", str(tmp_path / "x"), *arguments)
+    done = command(finished, "backfill", "--openmetrics", str(tmp_path / "x"), *arguments)
 
     assert done.returncode == 1
     assert message in done.stderr
@@ -155,23 +152,12 @@ wandb = "custom/pace"
 """
 
 
-@pytest.fixture
-def uploading(tmp_path: Path) -> Iterator[tuple[Place, FakeWandb]]:
-    """A place whose sidecars upload to a local server."""
-    server = FakeWandb().start()
-    place = Place(tmp_path)
-    place.environ |= server.environment
-    yield place, server
-    place.close()
-    server.close()
-
-
-def test_a_new_metric_is_filled_into_w_and_b_over_the_past(uploading: tuple[Place, FakeWandb], tmp_path: Path) -> None:
+def test_a_new_metric_is_filled_into_w_and_b_over_the_past(place: Place, server: FakeWandb, tmp_path: Path) -> None:
     """1. Train. 2. Add definitions. 3. Backfill, killed in the middle. 4. Start again. 5. Backfill again. 6. End.
 
     Result: one pid; every step has the new key once, live or filled in, with its own step, time and value.
     """
-    place, server = uploading
+    place.environ |= server.environment
     definitions = tmp_path / "metrics.toml"
     definitions.write_text(DEFINITIONS)
     online = ("--set=wandb.mode=online", "--set=wandb.transmit_interval_s=1", "--set=wandb.interval_s=1")
@@ -213,14 +199,14 @@ def assert_filled_in(run: Run, audit: Path, num_steps: int) -> None:
     assert all(0.5 < later - earlier < 1.5 for earlier, later in itertools.pairwise(paces))
 
 
-def test_what_cannot_be_filled_in_says_why(place: Place) -> None:
+def test_what_cannot_be_filled_in_says_why(finished: Place) -> None:
     """Without a sidecar, with W&B off, or for a metric without a key, one line says what to do."""
-    nobody = command(place, "backfill", "dflash_speed", "--listen", "127.0.0.1:9")
-    sidecar = place.sidecar("--definitions", str(place.state_dir.parent / "metrics.toml"))
-    keyless = command(place, "backfill", "dflash_work_total")
+    nobody = command(finished, "backfill", "dflash_speed", "--listen", "127.0.0.1:9")
+    sidecar = finished.sidecar("--definitions", str(finished.state_dir.parent / "metrics.toml"))
+    keyless = command(finished, "backfill", "dflash_work_total")
     sidecar.terminate()
-    off = place.sidecar("--set=wandb.mode=off", "--definitions", str(place.state_dir.parent / "metrics.toml"))
-    nowhere = command(place, "backfill", "dflash_speed")
+    off = finished.sidecar("--set=wandb.mode=off", "--definitions", str(finished.state_dir.parent / "metrics.toml"))
+    nowhere = command(finished, "backfill", "dflash_speed")
     off.terminate()
 
     assert "no sidecar answers at http://127.0.0.1:9" in nobody.stderr

@@ -2,7 +2,6 @@
 
 import itertools
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,14 +35,6 @@ class Clock:
     def environ(self) -> dict[str, str]:
         """What makes a process use it."""
         return {"CLOCK_OFFSET_FILE": str(self._path), "PYTHONPATH": f"{ROOT / 'tests/stepped_clock'}:{ROOT}"}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 def rows_of(place: Place) -> list[Row]:

@@ -1,7 +1,6 @@
 """What definitions send to W&B as they come and go, with the real SDK against a local server."""
 
-from collections.abc import ItemsView, Iterator
-from pathlib import Path
+from collections.abc import ItemsView
 
 import pytest
 from fake_wandb import FakeWandb, Run
@@ -11,20 +10,10 @@ ONLINE = ("--set", "wandb.mode=online", "--set", "wandb.transmit_interval_s=1", 
 
 
 @pytest.fixture
-def server() -> Iterator[FakeWandb]:
-    """A W&B server."""
-    server = FakeWandb().start()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def place(tmp_path: Path, server: FakeWandb) -> Iterator[Place]:
-    """A place whose processes use that server."""
-    place = Place(tmp_path)
+def place(place: Place, server: FakeWandb) -> Place:
+    """A place whose processes use the server."""
     place.environ |= server.environment
-    yield place
-    place.close()
+    return place
 
 
 def definition(name: str, at: str, key: str) -> str:

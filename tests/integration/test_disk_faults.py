@@ -22,14 +22,6 @@ needs_mount = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small dis
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
-
-
-@pytest.fixture
 def disk(place: Place) -> Iterator[Path]:
     """The place's state directory, on a small disk of its own."""
     place.state_dir.mkdir()

@@ -9,27 +9,17 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import pytest
 from sidecar_process import Place, Sidecar, wait_for
 
 from sidecar.definition_source import digest_of
 
 _DIGEST = re.compile(r'^dflash_definitions_info\{digest="(\w+)"\} 1\.0$', re.MULTILINE)
 _SWAPPED = re.compile(r"^(dflash_swap_\w+) (\S+)$", re.MULTILINE)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 def file_of(values: dict[str, float]) -> str:

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,14 +15,6 @@ from sidecar.journal import Journal
 
 MIB = 1024**2
 _LOST = re.compile(r"lost records (\d+) to (\d+) of session (\S+), between (.+) and (.+): ring_overrun")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 class Watched:

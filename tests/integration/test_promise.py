@@ -6,7 +6,6 @@ server.
 
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,32 +24,16 @@ wandb = "custom/tokens_per_step"
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
-
-
-@pytest.fixture
-def wandb_server() -> Iterator[FakeWandb]:
-    """A local W&B server."""
-    server = FakeWandb().start()
-    yield server
-    server.close()
-
-
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_metric_is_added_to_a_living_run(
-    small_target: Path, place: Place, wandb_server: FakeWandb, tmp_path: Path, number: signal.Signals
+    small_target: Path, place: Place, server: FakeWandb, tmp_path: Path, number: signal.Signals
 ) -> None:
     """1. Train. 2. Add a metric to metrics.toml. 3. Restart the sidecar. 4. End the run.
 
     Result: the same training PID; the metric is there at once; no counter fell in Prometheus; W&B has every step once.
     """
-    place.environ |= wandb_server.environment
+    place.environ |= server.environment
     definitions = tmp_path / "metrics.toml"
     shutil.copy(ROOT / "sidecar" / "metrics.toml", definitions)
     options = ("--definitions", str(definitions), "--set=wandb.mode=online", "--set=wandb.interval_s=1")
@@ -75,7 +58,7 @@ def test_metric_is_added_to_a_living_run(
     assert trainer.poll() is None
     trainer.terminate()
     assert trainer.wait(30) == 128 + signal.SIGTERM
-    assert_every_step_once(wandb_server.run(RUN_ID), last_step(tmp_path / "run"))
+    assert_every_step_once(server.run(RUN_ID), last_step(tmp_path / "run"))
 
 
 def assert_no_counter_fell(prometheus: PrometheusServer) -> None:

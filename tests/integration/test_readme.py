@@ -5,10 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from fake_wandb import FakeWandb
 from sidecar_process import ROOT, Place, wait_for
 from training_run import RUN_ID, last_step, trainer_arguments
@@ -31,33 +29,22 @@ def commands(section: str) -> str:
     return "\n".join(script)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[tuple[Place, FakeWandb]]:
-    """A place whose processes upload to a local server."""
-    server = FakeWandb().start()
-    place = Place(tmp_path)
-    place.environ |= server.environment
-    yield place, server
-    place.close()
-    server.close()
-
-
 def test_a_metric_is_added_as_the_readme_says(
-    small_target: Path, place: tuple[Place, FakeWandb], tmp_path: Path
+    small_target: Path, place: Place, server: FakeWandb, tmp_path: Path
 ) -> None:
     """Every command succeeds; the training PID is the same before and after; W&B has the metric over the whole past."""
-    at, server = place
-    trainer = at.popen(*trainer_arguments(small_target, tmp_path / "run"))
-    sidecar = at.sidecar("--set=wandb.mode=online", "--set=wandb.interval_s=1", "--set=wandb.transmit_interval_s=1")
+    place.environ |= server.environment
+    trainer = place.popen(*trainer_arguments(small_target, tmp_path / "run"))
+    sidecar = place.sidecar("--set=wandb.mode=online", "--set=wandb.interval_s=1", "--set=wandb.transmit_interval_s=1")
     wait_for(lambda: any(t["step"] > 100 for t in sidecar.status()["trainers"]), "training", 90)
     binaries = tmp_path / "bin"
     binaries.mkdir()
     (binaries / "dflash-sidecar").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sidecar "$@"\n')
     (binaries / "dflash-sidecar").chmod(0o755)
     (tmp_path / "sidecar").symlink_to(ROOT / "sidecar")
-    environ = at.environ | {
+    environ = place.environ | {
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
-        "DFLASH_STATE_DIR": str(at.state_dir),
+        "DFLASH_STATE_DIR": str(place.state_dir),
     }
     script = "set -euo pipefail\n" + commands(SECTION).replace("localhost:9477", sidecar.url.removeprefix("http://"))
     done = subprocess.run(

@@ -28,14 +28,6 @@ CONFIG = {
 SECRETS = [KEY, base64.b64encode(f"api:{KEY}".encode()).decode().rstrip("="), "hunter-"]
 
 
-@pytest.fixture
-def server() -> Iterator[FakeWandb]:
-    """A W&B server."""
-    server = FakeWandb().start()
-    yield server
-    server.close()
-
-
 @pytest.fixture(params=["environment", "systemd credential", "netrc"])
 def place(tmp_path: Path, server: FakeWandb, request: pytest.FixtureRequest) -> Iterator[Place]:
     """A place with a key for that server, and a trainer whose settings hold secrets."""

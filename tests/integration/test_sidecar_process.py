@@ -6,10 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 import zmq
 from sidecar_process import Place, Sidecar, wait_for
 
@@ -17,14 +14,6 @@ from shared.wire import Step
 from sidecar.definitions import SHIPPED_FILE
 from sidecar.journal import Journal
 from sidecar.sinks.wandb_spool import Spool
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 def records_are(sidecar: Sidecar, at_least: int) -> bool:

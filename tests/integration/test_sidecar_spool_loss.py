@@ -1,7 +1,7 @@
 """A spool that is damaged, lost, from another version: the sidecar goes on, and W&B has every step once."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,20 +15,10 @@ ONLINE = (
 
 
 @pytest.fixture
-def server() -> Iterator[FakeWandb]:
-    """A W&B server."""
-    server = FakeWandb().start()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def place(tmp_path: Path, server: FakeWandb) -> Iterator[Place]:
-    """A place whose processes use that server."""
-    place = Place(tmp_path)
+def place(place: Place, server: FakeWandb) -> Place:
+    """A place whose processes use the server."""
     place.environ |= server.environment
-    yield place
-    place.close()
+    return place
 
 
 def assert_complete(run: Run, num_steps: int) -> None:

@@ -1,8 +1,5 @@
 """The sidecar as a process with the real wandb in its child, against a local stand-in for the server."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from fake_wandb import FakeWandb, Run
 from sidecar_process import Place, wait_for
@@ -11,20 +8,10 @@ ONLINE = ("--set", "wandb.mode=online", "--set", "wandb.transmit_interval_s=1", 
 
 
 @pytest.fixture
-def server() -> Iterator[FakeWandb]:
-    """A W&B server."""
-    server = FakeWandb().start()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def place(tmp_path: Path, server: FakeWandb) -> Iterator[Place]:
-    """A place whose processes use that server."""
-    place = Place(tmp_path)
+def place(place: Place, server: FakeWandb) -> Place:
+    """A place whose processes use the server."""
     place.environ |= server.environment
-    yield place
-    place.close()
+    return place
 
 
 def assert_complete(run: Run, num_steps: int) -> None:

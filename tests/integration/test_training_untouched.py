@@ -21,14 +21,6 @@ MAX_STALL_S = 2.0
 MAX_RSS_RATIO = 1.1
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
-
-
 @contextmanager
 def absent(_place: Place) -> Iterator[None]:
     """No sidecar."""

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,10 @@ VICTIMS = {"the child": "sidecar.sinks.wandb_child", "wandb-core": "wandb-core"}
 
 
 @pytest.fixture
-def server() -> Iterator[FakeWandb]:
-    """A W&B server."""
-    server = FakeWandb().start()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def place(tmp_path: Path, server: FakeWandb) -> Iterator[Place]:
-    """A place whose processes use that server."""
-    place = Place(tmp_path)
+def place(place: Place, server: FakeWandb) -> Place:
+    """A place whose processes use the server."""
     place.environ |= server.environment
-    yield place
-    place.close()
+    return place
 
 
 def descendant(pid: int, word: str) -> int | None:

@@ -5,7 +5,6 @@ import random
 import re
 import socket
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,6 @@ from sidecar.sinks.wandb_spool import Spool
 
 INTERVAL_S = 0.1
 MEBIBYTE = 2**20
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 def num_descriptors(pid: int) -> int:
