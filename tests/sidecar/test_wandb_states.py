@@ -66,7 +66,7 @@ def test_definitions_of_metrics_survive_a_restart(uplink: Uplink, server: FakeWa
         "train/step": None,
         "time/elapsed_s": None,
         "train/loss": "train/step",
-        "gpu/power_w": "time/elapsed_s",
+        "gpu/power_w": "train/step",
         "efficiency/x": "time/elapsed_s",
     }
 
