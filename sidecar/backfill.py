@@ -19,13 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from shared.wire import Record, Snap, Step
+from shared.wire import Record, Step
 from sidecar.definitions import Definition, DefinitionSet
-from sidecar.history import Moment, replay
+from sidecar.history import Moment, at_of, replay
 from sidecar.journal import Journal
-from sidecar.past import MARGIN_S, PastError, chosen
-from sidecar.promql.engine import history_needed_s
-from sidecar.sinks.wandb_run import STEP_AXIS, TIME_AXIS, Cursor, Row
+from sidecar.past import PastError, chosen
+from sidecar.sinks.wandb_rows import axes, is_due
+from sidecar.sinks.wandb_run import STEP_AXIS, Cursor, Row
 from sidecar.sinks.wandb_spool import Spool
 
 REQUEST_NAME = "backfill.json"
@@ -100,8 +100,8 @@ class Backfill:
         self._spool = spool
         self._interval_s = interval_s
         self._sessions: dict[str, _Filling | None] = {}
-        history_s = max((history_needed_s(d.node) for d in self._wanted), default=0.0) + MARGIN_S
-        self._moments: Iterator[Moment] = replay(journal, request.since_s, history_s)
+        self._moments = replay(journal, self._wanted, request.since_s)
+        self._reached_s = 0.0
         self.status = BackfillStatus(
             id=request.id, state="running", metrics=tuple(definition.name for definition in self._wanted)
         )
@@ -116,7 +116,7 @@ class Backfill:
         deadline_s = time.monotonic() + budget_s
         for moment in self._moments:
             self._fill(moment)
-            self.status = msgspec.structs.replace(self.status, reached_s=moment.record.time_s)
+            self._reached_s = moment.record.time_s
             if time.monotonic() > deadline_s:
                 self._commit()
                 return False
@@ -154,7 +154,7 @@ class Backfill:
             for filling in self._sessions.values():
                 if filling is not None:
                     num_rows += filling.commit()
-        self.status = msgspec.structs.replace(self.status, rows=num_rows)
+        self.status = msgspec.structs.replace(self.status, rows=num_rows, reached_s=self._reached_s)
 
 
 @contextlib.contextmanager
@@ -188,11 +188,11 @@ class _Filling:
     def _lacks(self, definition: Definition, record: Record, interval_s: float) -> bool:
         key = definition.wandb or ""
         cursor = self._cursors[key]
-        if not isinstance(record, Step if definition.at == "step" else Snap):
+        if definition.at != at_of(record):
             return False
-        since_s = record.time_s - cursor.last_telemetry_time_s
-        is_due = definition.at == "step" or not 0.0 <= since_s < interval_s
-        return is_due and cursor.seq < record.seq <= self._last[key]
+        if definition.at == "tick" and not is_due(record.time_s, cursor.last_telemetry_time_s, interval_s):
+            return False
+        return cursor.seq < record.seq <= self._last[key]
 
     def add(self, record: Record, lacking: Sequence[Definition], values: "dict[str, float]") -> None:
         """Make a row of what the record gives, and note that it was looked at."""
@@ -202,8 +202,7 @@ class _Filling:
             self._changed.add(key)
         if values:
             step: Row = {STEP_AXIS: record.step} if isinstance(record, Step) else {}
-            axes: Row = {TIME_AXIS: record.time_s - self._run_start_s, "_timestamp": record.time_s}
-            self.rows.append(values | step | axes)
+            self.rows.append(values | step | axes(record.time_s, self._run_start_s))
 
     def commit(self) -> int:
         """Write what there is, all or nothing; returns the number of rows."""

@@ -12,10 +12,10 @@ from sidecar.collectors.catalogue import COLLECTOR_FAMILIES
 from sidecar.database import DatabaseError
 from sidecar.exposition import LIVENESS_FAMILIES, SIDECAR_FAMILIES
 from sidecar.journal import Journal
+from sidecar.samples import HISTOGRAM_SUFFIXES, occupied_names
 
 Catalogue = Mapping[str, Family]
 """Raw families by name."""
-HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 ADDED_LABELS = frozenset({"run", "rank"})
 """What the sidecar puts on a trainer's series when there are several."""
 
@@ -53,13 +53,6 @@ def stored_catalogue(journal_path: Path) -> Catalogue:
     except (DatabaseError, sqlite3.Error):  # there is none yet, or another part will tell what is wrong with it
         return CATALOGUE
     return catalogue_of(*(schema.families for schema in schemas), CATALOGUE.values())
-
-
-def occupied_names(name: str, kind: str) -> tuple[str, ...]:
-    """The names that a metric takes for itself on a page; OpenMetrics calls a counter by its name without `_total`."""
-    if kind == "histogram":
-        return (name, *(name + suffix for suffix in HISTOGRAM_SUFFIXES))
-    return (name, name.removesuffix("_total")) if kind == "counter" else (name,)
 
 
 class RawSeries:

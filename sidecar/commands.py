@@ -13,7 +13,7 @@ from sidecar.background import fetch_status
 from sidecar.catalogue import stored_catalogue
 from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
-from sidecar.definitions import DefinitionSet, load
+from sidecar.definitions import Definition, DefinitionSet, load
 from sidecar.live_definitions import definitions_file
 from sidecar.outlet import SPOOL_NAME, wandb_settings
 from sidecar.past import PastError, chosen, export, parse_labels, parse_since
@@ -54,7 +54,7 @@ def export_past(
     config: SidecarConfig, path: Path, metrics: Sequence[str], since: str | None, labels: Sequence[str], file: Path
 ) -> list[str]:
     """Compute definitions over the past into an OpenMetrics file; returns lines that say what is in it."""
-    definitions = chosen(load(_definitions_file(config, path), stored_catalogue(path / JOURNAL_NAME)), metrics)
+    definitions = _chosen(config, path, metrics)
     return export(path / JOURNAL_NAME, definitions, parse_since(since, time.time()), parse_labels(labels), file)
 
 
@@ -80,7 +80,7 @@ def backfill(
 
 def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Sequence[str], interval_s: float) -> str:
     """Definitions as the text of a recording-rule file."""
-    definitions = chosen(load(_definitions_file(config, path), stored_catalogue(path / JOURNAL_NAME)), metrics)
+    definitions = _chosen(config, path, metrics)
     return recording_rules(definitions, interval_s, parse_labels(labels))
 
 
@@ -95,8 +95,10 @@ def push(config: SidecarConfig, path: Path) -> int:
         state.close()
 
 
-def _definitions_file(config: SidecarConfig, path: Path) -> Path:
-    return definitions_file(Path(config.definitions) if config.definitions else None, path)
+def _chosen(config: SidecarConfig, path: Path, metrics: Sequence[str]) -> list[Definition]:
+    """The definitions with these names, of the file that is or would be live."""
+    file = definitions_file(Path(config.definitions) if config.definitions else None, path)
+    return chosen(check(file, path), metrics)
 
 
 def _log_to_stderr() -> None:

@@ -8,13 +8,13 @@ nothing but the samples, live or computed over the past.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from sidecar.catalogue import Catalogue, RawSeries, occupied_names
+from sidecar.catalogue import Catalogue, RawSeries
 from sidecar.definition_checks import check_expression
 from sidecar.definition_labels import possible_labels
 from sidecar.definition_names import PLACEHOLDER, check_keys, check_name, check_wandb_key, keys_clash
@@ -23,7 +23,7 @@ from sidecar.expression import parse_expression
 from sidecar.promql.engine import LOOKBACK_S, evaluate, history_needed_s
 from sidecar.promql.syntax import Node, Selector, walk
 from sidecar.promql.values import PromqlError, Vector, distinct, without_name
-from sidecar.samples import ExportedFamily, Labels
+from sidecar.samples import ExportedFamily, Labels, occupied_names
 from sidecar.store import Store
 
 SHIPPED_FILE = Path(__file__).with_name("metrics.toml")
@@ -180,8 +180,13 @@ def definitions_of(source: Source, catalogue: Catalogue) -> DefinitionSet:
         digest=source.digest,
         content=source.content,
         definitions=tuple(definitions),
-        history_s=max((history_needed_s(definition.node) for definition in definitions), default=LOOKBACK_S),
+        history_s=history_of(definitions),
     )
+
+
+def history_of(definitions: Iterable[Definition]) -> float:
+    """How far back the expressions look, in seconds."""
+    return max((history_needed_s(definition.node) for definition in definitions), default=LOOKBACK_S)
 
 
 def _definition(

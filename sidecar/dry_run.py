@@ -19,10 +19,7 @@ from sidecar.history import replay
 from sidecar.journal import Journal
 from sidecar.samples import Labels
 from sidecar.store import Store
-from sidecar.stored import StoredSession
 
-MARGIN_S = 60.0
-"""More of the past than the definitions look at, as the live store keeps it."""
 MAX_SHOWN_SERIES = 8
 _NO_RECORDS = "there is no record yet, so no values to show"
 
@@ -62,21 +59,16 @@ def _evaluated(journal: Journal, definitions: DefinitionSet) -> DryRun:
     if newest_s is None:
         return DryRun(None, (), _NO_RECORDS)
     store: Store | None = None
-    for moment in replay(journal, newest_s, definitions.history_s + MARGIN_S):
+    for moment in replay(journal, definitions.definitions, newest_s):
         store = moment.store
     if store is None:
         return DryRun(None, (), _NO_RECORDS)
     outcomes = [definitions.evaluate(store, newest_s, "tick")]
-    step_s = max((step.time_s for s in sessions for step in _newest_step(journal, s)), default=None)
+    steps = [step for s in sessions if (step := next(journal.newest(s, Step), None)) is not None]
+    step_s = max((step.time_s for step in steps), default=None)
     if step_s is not None:
         outcomes.append(definitions.evaluate(store, step_s, "step"))
     return DryRun(newest_s, tuple(outcomes))
-
-
-def _newest_step(journal: Journal, stored: StoredSession) -> Iterator[Step]:
-    for step in journal.newest(stored, Step):
-        yield step
-        return
 
 
 def diff(old: DefinitionSet | None, new: DefinitionSet, values: DryRun) -> Iterator[str]:

@@ -10,13 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from shared.wire import Record, Snap, Step
-from sidecar.definitions import At, Definition, values_of
+from sidecar.definitions import At, Definition, history_of, values_of
 from sidecar.journal import Journal
 from sidecar.samples import Labels
 from sidecar.session_feed import SessionFeed
 from sidecar.store import Store
 from sidecar.stored import StoredSession
 
+MARGIN_S = 60.0
+"""More of the past than definitions look at: records and readings come a little out of order."""
 _AT: dict[type[Record], At] = {Step: "step", Snap: "tick"}
 
 
@@ -37,16 +39,21 @@ class Point(NamedTuple):
     value: float
 
 
-def replay(journal: Journal, since_s: float, history_s: float) -> Iterator[Moment]:
+def at_of(record: Record) -> At | None:
+    """Which definitions are evaluated at a record's time."""
+    return _AT.get(type(record))
+
+
+def replay(journal: Journal, definitions: Sequence[Definition], since_s: float) -> Iterator[Moment]:
     """Yield every retained record from a time on, in order.
 
     Args:
         journal: read only.
+        definitions: what is to be evaluated; the store reaches as far back as they look.
         since_s: Unix time of the first record.
-        history_s: how far before it the store reaches.
     """
-    store = Store(history_s)
-    start_s = since_s - history_s
+    store = Store(history_of(definitions) + MARGIN_S)
+    start_s = since_s - store.window_s
     readings = journal.samples_between(start_s, float("inf"))
     waiting = next(readings, None)
     feeds = {stored.number: SessionFeed(stored, journal, 0) for stored in journal.sessions()}
@@ -67,7 +74,7 @@ def points(moments: Iterable[Moment], definitions: Sequence[Definition]) -> Iter
         PromqlError: one cannot be evaluated.
     """
     for moment in moments:
-        at, time_s = _AT.get(type(moment.record)), moment.record.time_s
+        at, time_s = at_of(moment.record), moment.record.time_s
         for definition in definitions:
             if definition.at == at:
                 for labels, value in values_of(definition, moment.store, time_s):

@@ -3,16 +3,16 @@
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sidecar.config import WandbConfig
-from sidecar.database import DatabaseError, is_corruption, mark_damaged
+from sidecar.database import DatabaseError, mark_damaged
 from sidecar.journal import Journal
 from sidecar.row_feed import RowFeed
 from sidecar.sinks.wandb_rows import Evaluate
 from sidecar.sinks.wandb_settings import NO_CREDENTIALS, WandbSettings, has_credentials
-from sidecar.sinks.wandb_spool import Spool
+from sidecar.sinks.wandb_spool import Spool, SpoolFailedError, spooling
 from sidecar.sinks.wandb_supervisor import WandbSupervisor
 from sidecar.status import SinkStatus
 from sidecar.stored import StoredSession
@@ -153,13 +153,8 @@ class WandbOutlet:
     @contextmanager
     def _spooling(self) -> Iterator[None]:
         """Note damage, and pass over what a full disk does."""
-        try:
+        with suppress(SpoolFailedError), spooling(self._note_damage):
             yield
-        except sqlite3.DatabaseError as error:
-            if is_corruption(error):
-                self._note_damage()
-            elif not isinstance(error, sqlite3.OperationalError):
-                raise
 
 
 def wandb_settings(config: WandbConfig) -> WandbSettings:

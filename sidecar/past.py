@@ -13,12 +13,9 @@ from sidecar.definitions import Definition, DefinitionSet
 from sidecar.history import points, replay
 from sidecar.journal import Journal
 from sidecar.open_metrics import OpenMetricsFile
-from sidecar.promql.engine import history_needed_s
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-MARGIN_S = 60.0
-"""More of the past than the definitions look at, as the live store keeps it."""
 
 
 class PastError(ValueError):
@@ -61,11 +58,10 @@ def export(
     journal_path: Path, definitions: Sequence[Definition], since_s: float, labels: Mapping[str, str], file: Path
 ) -> list[str]:
     """Write an OpenMetrics file of the past; returns lines that say what is in it, raises PastError."""
-    history_s = max(history_needed_s(definition.node) for definition in definitions) + MARGIN_S
     written = OpenMetricsFile(labels)
     journal = Journal(journal_path, read_only=True)
     try:
-        written.add(points(replay(journal, since_s, history_s), definitions))
+        written.add(points(replay(journal, definitions, since_s), definitions))
         written.write(file)
     except OSError as error:
         raise PastError(f"{file}: {error.strerror}; give a file that can be written with --openmetrics") from error

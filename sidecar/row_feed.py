@@ -5,25 +5,18 @@ they came from. So whatever interrupts this, going on from the spool's cursor ne
 """
 
 import logging
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-from sidecar.database import is_corruption
 from sidecar.journal import Journal
 from sidecar.sinks.wandb_rows import Evaluate, RowBuilder
 from sidecar.sinks.wandb_run import RECORD_KEY, Row
-from sidecar.sinks.wandb_spool import Spool
+from sidecar.sinks.wandb_spool import Spool, SpoolFailedError, spooling
 from sidecar.stored import StoredSession
 
 ROWS_PER_COMMIT = 500
 CRASHED = 1
 """Exit code of a trainer that left without saying one."""
 _log = logging.getLogger(__name__)
-
-
-class _SpoolFailedError(Exception):
-    """The spool cannot be written now."""
 
 
 class RowFeed:
@@ -73,7 +66,7 @@ class RowFeed:
         try:
             self._adopt(keys)
             self._catch_up(end_seq)
-        except _SpoolFailedError as error:
+        except SpoolFailedError as error:
             if not self._is_failing:
                 _log.error("cannot write the W&B spool (%s): rows wait in the journal meanwhile", error)
             self._is_failing = True
@@ -86,44 +79,32 @@ class RowFeed:
         """Tell the spool that the session ended; False when it has to be told again."""
         hello = self._stored.hello
         try:
-            with self._spooling():
+            with spooling(self._report_damage):
                 self._spool.finish(hello.run_id, hello.session, CRASHED if exit_code is None else exit_code)
-        except _SpoolFailedError:
+        except SpoolFailedError:
             return False
         return not self._is_failing
 
     def _adopt(self, keys: Sequence[str]) -> None:
         if keys != self._adopted:
-            with self._spooling():
+            with spooling(self._report_damage):
                 self._spool.adopt(self._stored.name, keys, self._cursor.seq)
             self._adopted = keys
 
     def _catch_up(self, end_seq: int) -> None:
         hello = self._stored.hello
         if self._builder is None:
-            with self._spooling():
+            with spooling(self._report_damage):
                 self._builder = RowBuilder(self._interval_s, self._spool.open_run(hello))
         cursor, rows = self._cursor, list[Row]()
         for record in self._journal.records(self._stored, cursor.seq + 1, end_seq):
             new, cursor = self._builder.rows_for(record, hello, self._evaluate, cursor)
             rows += [row | {RECORD_KEY: f"{hello.session}:{record.seq}"} for row in new]
             if len(rows) >= ROWS_PER_COMMIT:
-                with self._spooling():
+                with spooling(self._report_damage):
                     self._spool.append(hello.run_id, hello.session, cursor, rows)
                 self._cursor, rows = cursor, []
         if rows:
-            with self._spooling():
+            with spooling(self._report_damage):
                 self._spool.append(hello.run_id, hello.session, cursor, rows)
         self._cursor = cursor
-
-    @contextmanager
-    def _spooling(self) -> Iterator[None]:
-        """What may fail because of the spool alone: a full disk passes, damage is reported."""
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            if is_corruption(error):
-                self._report_damage()
-            elif not isinstance(error, sqlite3.OperationalError):
-                raise
-            raise _SpoolFailedError(str(error)) from error

@@ -7,6 +7,7 @@ import msgspec
 
 from shared.schema import Kind
 
+HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 Labels = tuple[tuple[str, str], ...]
 """Label pairs sorted by name, without the metric name."""
 
@@ -44,3 +45,10 @@ def labels_of(**pairs: str) -> Labels:
 def samples_of(families: Iterable[ExportedFamily], time_s: float) -> list[Sample]:
     """Every point of the families as a sample at one time."""
     return [Sample(name, labels, time_s, value) for family in families for name, labels, value in family.points]
+
+
+def occupied_names(name: str, kind: str) -> tuple[str, ...]:
+    """The names that a metric takes for itself on a page; OpenMetrics calls a counter by its name without `_total`."""
+    if kind == "histogram":
+        return (name, *(name + suffix for suffix in HISTOGRAM_SUFFIXES))
+    return (name, name.removesuffix("_total")) if kind == "counter" else (name,)

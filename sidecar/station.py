@@ -24,6 +24,7 @@ from shared.endpoint import live_owner_pid
 from sidecar.backfill import BackfillDesk
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, NewerVersionError, is_corruption, mark_damaged
+from sidecar.history import MARGIN_S
 from sidecar.intake import Intake
 from sidecar.journal import Counts, Journal
 from sidecar.live_definitions import LiveDefinitions
@@ -33,7 +34,6 @@ from sidecar.publication import Publication
 from sidecar.receiver import Receiver
 
 JOURNAL_NAME = "journal.sqlite"
-HISTORY_MARGIN_S = 60.0
 MEMORY_JOURNAL_BYTES = 64 * 1024**2
 """What a journal in memory keeps at most."""
 PROBE_BYTES = 8 * 1024**2
@@ -128,7 +128,7 @@ class Station:
         self._closing.close()
 
     def _window_s(self) -> float:
-        return self._around.definitions.current.history_s + HISTORY_MARGIN_S
+        return self._around.definitions.current.history_s + MARGIN_S
 
     def _row_values(self, at: str, time_s: float) -> Mapping[str, float]:
         definitions = self._around.definitions.current

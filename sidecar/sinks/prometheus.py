@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
-from sidecar.samples import ExportedFamily, Labels, Result
+from sidecar.samples import HISTOGRAM_SUFFIXES, ExportedFamily, Labels, Result, occupied_names
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KINDS = ("counter", "gauge", "histogram")
-_HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 class PrometheusSink:
@@ -80,15 +79,15 @@ def _metrics(families: Iterable[ExportedFamily]) -> tuple[list[Metric], list[str
     problems: list[str] = []
     names: set[str] = set()
     for family in families:
-        base = family.name.removesuffix("_total") if family.kind == "counter" else family.name
-        sample_names = _sample_names(family, base)
-        problem = _family_problem(family) or _points_problem(family, sample_names)
-        if not problem and names & {base, *sample_names}:
+        occupied = occupied_names(family.name, family.kind)
+        problem = _family_problem(family) or _points_problem(family, _sample_names(family))
+        if not problem and names.intersection(occupied):
             problem = "declared twice, or its samples collide with those of another family"
         if problem:
             problems.append(f"{family.name}: {problem}")
             continue
-        names |= {base, *sample_names}
+        names.update(occupied)
+        base = family.name.removesuffix("_total") if family.kind == "counter" else family.name
         metric = Metric(base, family.help, family.kind)
         broken = _broken_series(family)
         problems += [f"{family.name}{dict(series)}: not a total that only rises" for series in broken]
@@ -119,9 +118,9 @@ def _series_of(labels: Labels) -> Labels:
     return tuple(pair for pair in labels if pair[0] != "le")
 
 
-def _sample_names(family: ExportedFamily, base: str) -> tuple[str, ...]:
+def _sample_names(family: ExportedFamily) -> tuple[str, ...]:
     if family.kind == "histogram":
-        return tuple(base + suffix for suffix in _HISTOGRAM_SUFFIXES)
+        return tuple(family.name + suffix for suffix in HISTOGRAM_SUFFIXES)
     return (family.name,)
 
 

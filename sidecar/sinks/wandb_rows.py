@@ -14,6 +14,16 @@ Evaluate = Callable[[str, float], Mapping[str, float]]
 """Values of the definitions by W&B key, for "step" or "tick", at a time."""
 
 
+def is_due(time_s: float, last_time_s: float, interval_s: float) -> bool:
+    """Whether a telemetry row is due; where the trainer's clock was set back, the interval begins anew."""
+    return not 0.0 <= time_s - last_time_s < interval_s
+
+
+def axes(time_s: float, run_start_s: float) -> Row:
+    """What places a row in time: seconds since the run's first session started, and Unix time."""
+    return {TIME_AXIS: time_s - run_start_s, "_timestamp": time_s}
+
+
 class RowBuilder:
     """Make the rows of one session.
 
@@ -37,9 +47,6 @@ class RowBuilder:
             return self._evaluation_rows(record), cursor
         return self._telemetry_rows(record, evaluate, cursor)
 
-    def _axes(self, time_s: float) -> Row:
-        return {TIME_AXIS: time_s - self._run_start_s, "_timestamp": time_s}
-
     def _step_row(self, step: Step) -> Row:
         row: Row = {
             STEP_AXIS: step.step,
@@ -52,19 +59,18 @@ class RowBuilder:
             "train/queue_wait_s": step.queue_wait_s,
         }
         row |= {f"train/accuracy/{k}": ratio for k, ratio in enumerate(step.accuracy_ratio, start=1)}
-        return row | self._axes(step.time_s)
+        return row | axes(step.time_s, self._run_start_s)
 
     def _evaluation_rows(self, event: Event) -> list[Row]:
         if event.kind != "evaluation":
             return []
         values: dict[str, Scalar] = {f"eval/{key}": value for key, value in event.detail.items()}
-        return [values | self._axes(event.time_s)]
+        return [values | axes(event.time_s, self._run_start_s)]
 
     def _telemetry_rows(self, snap: Snap, evaluate: Evaluate, cursor: Cursor) -> tuple[list[Row], Cursor]:
-        since_s = snap.time_s - cursor.last_telemetry_time_s
-        if 0.0 <= since_s < self._interval_s:  # below 0 the trainer's clock was set back: the interval begins anew
+        if not is_due(snap.time_s, cursor.last_telemetry_time_s, self._interval_s):
             return [], cursor
         values = evaluate("tick", snap.time_s)
         if not values:
             return [], cursor
-        return [dict(values) | self._axes(snap.time_s)], cursor._replace(last_telemetry_time_s=snap.time_s)
+        return [dict(values) | axes(snap.time_s, self._run_start_s)], cursor._replace(last_telemetry_time_s=snap.time_s)

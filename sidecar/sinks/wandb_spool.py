@@ -11,7 +11,7 @@ server and old enough to be pruned, or until the spool is full (`wandb_retention
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from shared.wire import Hello
-from sidecar.database import open_database
+from sidecar.database import is_corruption, open_database
 from sidecar.sinks.wandb_retention import trim
 from sidecar.sinks.wandb_run import RECORD_KEY, STEP_AXIS, Cursor, Row, SessionProgress, SpooledRun, run_config
 
@@ -60,6 +60,27 @@ SELECT run_id, num_rows, num_sent, base_step, coalesce(num_confirmed, 0), coales
     closed_s IS NOT NULL
 FROM runs LEFT JOIN uploads USING (run_id)
 """
+
+
+class SpoolFailedError(Exception):
+    """The spool cannot be used now."""
+
+
+@contextmanager
+def spooling(report_damage: Callable[[], None]) -> Iterator[None]:
+    """What may fail because of the spool alone: damage is reported, a full disk passes.
+
+    Raises:
+        SpoolFailedError: in either case.
+    """
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if is_corruption(error):
+            report_damage()
+        elif not isinstance(error, sqlite3.OperationalError):
+            raise
+        raise SpoolFailedError(str(error)) from error
 
 
 class Spool:
