@@ -22,13 +22,22 @@ MAILBOX_STEPS = 100_000
 
 
 def own_thread(device: torch.device, num_threads: int) -> None:
-    """Prepare the calling thread for a device: events are recorded on a thread's current GPU, not on a tensor's.
+    """Prepare the calling thread for a device.
 
     Args:
         device: what the thread works on.
         num_threads: of CPU kernels called from it.
     """
     torch.set_num_threads(num_threads)
+    own_gpu(device)
+
+
+def own_gpu(device: torch.device) -> None:
+    """Make a GPU the calling thread's current one; does nothing on a CPU.
+
+    Events are recorded on the current GPU, not on that of a tensor. And whoever asks CUDA anything with another GPU
+    current, be it after an event, opens a context there: half a gigabyte on a GPU that may be somebody else's.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -82,8 +91,12 @@ class PhaseTimers:
 
     def collect(self) -> None:
         """Add up device phases that have finished; the telemetry thread calls it and owns those cells."""
-        while self._pending and _has_landed(self._pending[0][2]):
-            name, start, end = self._pending.popleft()
+        while self._pending:
+            # Taken out first: a full deque may lose its head to the worker at any moment.
+            name, start, end = phase = self._pending.popleft()
+            if not _has_landed(end):
+                self._pending.appendleft(phase)
+                return
             self._seconds[name].add(start.elapsed_time(end) / 1000)
 
 
@@ -170,4 +183,8 @@ def _cuda_event(*, timing: bool = False) -> torch.cuda.Event:
 
 
 def _has_landed(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    try:
+        return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    except RuntimeError:
+        # After a fault every call for the GPU fails. The worker reports it; this thread has to live to tell of it.
+        return False

@@ -21,16 +21,18 @@ from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
 from shared.redaction import without_secrets
 from shared.wire import Device, Scalar, Step
+from trainer.allocator_metrics import AllocatorMetrics
 from trainer.audit import AuditTrail
 from trainer.batches import Batches
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainerConfig
 from trainer.drafter import Drafter
 from trainer.drafter_worker import TORCH_DTYPES, Borrowed, DrafterWorker, StepPlan
+from trainer.gpu_identity import uuid_of
 from trainer.hidden_queue import HiddenQueue
-from trainer.instruments import StepMailbox
+from trainer.instruments import StepMailbox, own_gpu
 from trainer.prepare import Materials
-from trainer.pulled_metrics import AllocatorMetrics, QueueMetrics, RingMetrics
+from trainer.pulled_metrics import QueueMetrics, RingMetrics
 from trainer.supervisor import Stop, Supervisor
 from trainer.target_worker import HiddenBatch, TargetWorker
 
@@ -86,11 +88,12 @@ class Pipeline:
             self.drafter_worker.restore(resume)
         self._target_worker = self._make_target_worker()
         devices = {materials.target.device, self._drafter_device}
-        self._pulled = (
-            QueueMetrics(self._cells, "hidden", self.queue.statistics),
-            AllocatorMetrics(self._cells, devices),
+        self._queue_metrics = QueueMetrics(self._cells, "hidden", self.queue.statistics)
+        self._allocator_metrics = AllocatorMetrics(
+            self._cells, devices, torch.cuda, config.telemetry.allocator_interval_s
         )
         self._ring_metrics = RingMetrics(self._cells)
+        self._telemetry_owns_gpu = False
 
     def start_telemetry(self, directory: Path) -> Path | str:
         """Claim the endpoint and start publishing; raises EndpointError or CurveError when it is taken or cannot be."""
@@ -150,6 +153,7 @@ class Pipeline:
 
     def close(self, exit_code: int) -> None:
         """Say goodbye and give the endpoint back."""
+        self._allocator_metrics.expire()
         if self.publisher is not None:
             self.publisher.close(exit_code)
         self._cleanup.close()
@@ -204,8 +208,11 @@ class Pipeline:
         self.event("checkpoint", step=checkpoint.state.step, path=str(path))
 
     def _pull(self) -> None:
-        for pulled in self._pulled:
-            pulled.pull()
+        if not self._telemetry_owns_gpu:  # once: after a fault of the GPU it would raise
+            own_gpu(self._drafter_device)
+            self._telemetry_owns_gpu = True
+        self._queue_metrics.pull()
+        self._allocator_metrics.pull()
         self._target_worker.timers.collect()
         self.drafter_worker.timers.collect()
         assert self.publisher is not None
@@ -233,7 +240,7 @@ def num_threads(config: TrainerConfig) -> int:
 
 
 def _uuid(device: torch.device) -> str:
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
+    return uuid_of(device, torch.cuda, os.environ)
 
 
 def _drain(steps: Iterable[Step]) -> None:

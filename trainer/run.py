@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 
 from shared.endpoint import runtime_dir
 from trainer.checkpoint import Checkpoint, CheckpointStore, write_atomically
 from trainer.config import TrainerConfig
 from trainer.evaluate import evaluate
 from trainer.export import export_drafter
+from trainer.instruments import own_thread
 from trainer.pipeline import Pipeline, device_of, num_threads
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
@@ -108,8 +108,7 @@ def _build(request: RunRequest, stop: Stop) -> tuple[Pipeline, Materials]:
     """Everything that can fail on a user's mistake, before anything is started or written."""
     config = request.config
     # The main thread's own kernels: a share like any worker's, so that spinning threads never fight for a core.
-    torch.set_num_threads(num_threads(config))
-    device_of(config.devices.drafters)
+    own_thread(device_of(config.devices.drafters), num_threads(config))
     materials = prepare(config, request.environ, request.say, device_of(config.devices.targets))
     store = CheckpointStore(request.out_dir, config.checkpoint.keep)
     resumed = store.load_latest() if request.resume else None
