@@ -23,7 +23,7 @@ from sidecar.collectors.disk import DiskCollector
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import NvmlCollector
 from sidecar.collectors.process import ProcessCollector, ProcessMemoryCollector
-from sidecar.collectors.reading import Reading
+from sidecar.collectors.reading import Collector, Reading
 from sidecar.collectors.runner import CollectorRunner
 from sidecar.collectors.watched import WatchedTrainers
 from sidecar.config import SidecarConfig
@@ -112,7 +112,7 @@ class Daemon:
             host, disk = HostCollector(), DiskCollector(state_dir.path, self._trainers)
             process, memory = ProcessCollector(watched), ProcessMemoryCollector(watched)
             interval_s, deadline_s = config.collectors.interval_s, config.collectors.deadline_s
-            collectors = [host, disk, process, memory, NvmlCollector()]
+            collectors: list[Collector] = [host, disk, process, memory, NvmlCollector()]
             self._collectors = CollectorRunner(
                 collectors, interval_s, deadline_s, slow={memory.name: MEMORY_INTERVAL_S}
             )

@@ -53,7 +53,7 @@ PROCESS_FAMILIES = (
     Family(
         "dflash_process_thread_context_switches_total",
         "counter",
-        "How often threads left their CPU: voluntary to wait (for the GIL, a lock, a disk), involuntary when preempted.",
+        "How often threads left their CPU: voluntary to wait (GIL, lock, disk), involuntary when preempted.",
         ("thread", "kind"),
     ),
 )

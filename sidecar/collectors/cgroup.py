@@ -56,8 +56,7 @@ def groups_of(text: str, mounts: list[Mount], controller: str) -> list[tuple[Pat
         for mount in mounts:
             inside = _inside(paths.get(name, ""), mount.root)
             if name in (mount.controllers or ("",)) and inside is not None:
-                parts = (mount.path, *inside)
-                groups = [Path(*parts[:end]) for end in range(len(parts), 0, -1)]
+                groups = [mount.path.joinpath(*inside[:end]) for end in range(len(inside), -1, -1)]
                 return [(group, not mount.controllers) for group in groups]
     return []
 

@@ -6,7 +6,7 @@ Prometheus sees as an ordinary counter reset. Names beyond a bound share the nam
 named anything.
 
 A thread that is ready but waits for a CPU has its waiting time grow. One that waits for the GIL sleeps: it has little
-time on a CPU, little waiting time, and gives its CPU up voluntarily about 200 times a second (every 5 ms it asks for the GIL).
+time on a CPU, little waiting time, and leaves its CPU voluntarily about 200 times a second: it asks again every 5 ms.
 """
 
 import os

@@ -63,6 +63,7 @@ class WatchedTrainers:
         self._lock = threading.Lock()
         self._found: dict[str, Watched] = {}
         self._retry_s: dict[str, float] = {}
+        self._unseen: set[str] = set()
 
     def __call__(self) -> list[Watched]:
         """The trainers that live and whose process is known, each the same object as before."""
@@ -70,6 +71,7 @@ class WatchedTrainers:
             sessions = {session.name: session for session in self._trainers()}
             self._found = {n: w for n, w in self._found.items() if n in sessions and w.process.is_running()}
             self._retry_s = {name: retry_s for name, retry_s in self._retry_s.items() if name in sessions}
+            self._unseen &= sessions.keys()
             for name, session in sessions.items():
                 if name not in self._found and self._clock() >= self._retry_s.get(name, float("-inf")):
                     self._look_for(session)
@@ -80,10 +82,12 @@ class WatchedTrainers:
         found = find(session)
         if isinstance(found, psutil.Process):
             watched = self._found[session.name] = Watched(session, found)
-            if self._retry_s.pop(session.name, None) is not None:
+            self._retry_s.pop(session.name, None)
+            if session.name in self._unseen:
                 _log.info("%s: its process is seen now", watched)
             return
-        if session.name not in self._retry_s:
+        if found and session.name not in self._unseen:
+            self._unseen.add(session.name)
             _log.warning("trainer %s: %s; what dflash_process_... shows of it is left out", session.hello.run_id, found)
         self._retry_s[session.name] = self._clock() + RETRY_S
 
@@ -94,14 +98,12 @@ def proc_of(pid: int) -> Path:
 
 
 def find(session: StoredSession) -> psutil.Process | str:
-    """The process behind a session, or why there is none to be seen."""
+    """The process behind a session, or why it cannot be seen; nothing when it is about to end or does not answer."""
     pid = _listener_pid(session.endpoint)
     if pid is None:
-        return f"nobody answers on {session.endpoint}"
+        return ""
     if pid == 0:
-        return (
-            "its process lies in a PID namespace that cannot be seen from here (run the sidecar with the host's PIDs)"
-        )
+        return "its process is in a PID namespace that is not seen from here (run the sidecar with the host's)"
     try:
         process = psutil.Process(pid)
         own_pid = _own_pid(pid)
