@@ -104,6 +104,15 @@ def mounted(controller: str) -> Path | None:
     return next((mount.path for mount in mounts if controller in mount.controllers), None)
 
 
+def removed(group: Path) -> bool:
+    """Remove a group, once the last of its processes has gone."""
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def limited(controller: str, files: Files, work: str) -> "Iterator[subprocess.Popen[bytes]]":
     """A process in a new group of this machine with real limits."""
@@ -122,7 +131,7 @@ def limited(controller: str, files: Files, work: str) -> "Iterator[subprocess.Po
             finally:
                 process.kill()
     finally:
-        group.rmdir()
+        wait_until(lambda: removed(group))
 
 
 def live_values(pid: int) -> dict[str, float]:

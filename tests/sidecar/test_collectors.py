@@ -69,7 +69,7 @@ def test_host_shows_every_declared_family() -> None:
 
 
 def test_disks_of_state_and_checkpoints_are_watched(tmp_path: Path) -> None:
-    """Each has the size of its file system; the checkpoints carry the trainer's labels, and a missing one is left out."""
+    """Each has the size of its file system; checkpoints carry their trainer's labels, and a missing one is left out."""
     sessions = [
         session_of(tmp_path / "s", 1, labels_of(run="a"), **{OUT_DIR_KEY: str(tmp_path)}),
         session_of(tmp_path / "s", 2, labels_of(run="b"), **{OUT_DIR_KEY: str(tmp_path / "gone")}),

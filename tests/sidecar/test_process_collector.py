@@ -89,7 +89,9 @@ def test_threads_starved_for_the_gil_and_for_a_cpu_differ(tmp_path: Path) -> Non
     assert (grew(CPU, "rest-c"), grew(WAIT, "rest-c"), grew(SWITCHES, "rest-c", kind="voluntary")) == (0.0, 0.0, 0.0)
 
 
-def test_totals_of_a_name_survive_the_end_and_the_renaming_of_threads(tmp_path: Path) -> None:
+def test_totals_of_a_name_survive_the_end_and_the_renaming_of_threads(  # noqa: PLR0915 - one course of events
+    tmp_path: Path,
+) -> None:
     """Two threads share a series; it stays when one ends, and work before a new name is not counted twice."""
     ends = [threading.Event(), threading.Event()]
     comm = "/proc/thread-self/comm"
@@ -152,7 +154,7 @@ def test_trainer_in_another_pid_namespace_is_found_by_its_socket(tmp_path: Path)
 def test_stranger_on_the_socket_is_never_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stranger: str
 ) -> None:
-    """A listener with another own number, or one younger than the session, is left out, with one line for all readings."""
+    """A listener with another own number, or one younger than the session, is left out, with one line in the log."""
     with listening(tmp_path / "s") as (process, session):
         said = session.hello
         if stranger == "another number":
@@ -186,7 +188,7 @@ def test_stopped_trainer_holds_nobody_up(tmp_path: Path) -> None:
 def test_trainer_of_another_user_lacks_what_is_private_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Read by nobody, root's trainer has no open files, disk bytes or unique memory; one line at the start, one at the end."""
+    """What nobody may not read of root's trainer is left out; one line at the start, one at the end."""
     caplog.set_level(logging.INFO)
     with listening(tmp_path / "s", "rest-a") as (_, session):
         sessions = [session]
