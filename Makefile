@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PRESET ?=
 ARGS ?=
+# Most tests wait for other processes, so one more than two cores would have pays. ARGS=-n0 runs one test at a time.
+JOBS := -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help train sidecar test test-slow gpu-check fuzz bench check format docs clean
@@ -19,10 +21,10 @@ sidecar: $(VENV)/.trainer ## Run a sidecar in the foreground
 	$(BIN)/dflash-sidecar run $(ARGS)
 
 test: $(VENV)/.dev ## Run the test suite without its long tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(JOBS) $(ARGS)
 
 test-slow: $(VENV)/.dev ## Run the long tests: storms of 200 kills and the like
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow $(JOBS) $(ARGS)
 
 gpu-check: $(VENV)/.dev ## Run the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rA $(ARGS)

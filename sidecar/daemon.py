@@ -19,21 +19,23 @@ import msgspec
 
 from shared.curve import CurveClient
 from sidecar.catalogue import stored_catalogue
+from sidecar.collectors.disk import DiskCollector
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import NvmlCollector
-from sidecar.collectors.process import ProcessCollector
-from sidecar.collectors.reading import Reading
+from sidecar.collectors.process import ProcessCollector, ProcessMemoryCollector
+from sidecar.collectors.reading import Collector, Reading
 from sidecar.collectors.runner import CollectorRunner
+from sidecar.collectors.watched import WatchedTrainers
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, is_corruption, mark_damaged
 from sidecar.http import HttpServer
 from sidecar.live_definitions import SETTLE_S, LiveDefinitions
 from sidecar.reloads import Reloads
-from sidecar.samples import Labels
 from sidecar.sinks.prometheus import PrometheusSink
 from sidecar.state_dir import StateDir
 from sidecar.station import JOURNAL_NAME, Surroundings, has_room, live_endpoints, open_station
 from sidecar.status import StatusDocument
+from sidecar.stored import StoredSession
 from sidecar.systemd import Notifier
 from sidecar.wake import Alarm
 
@@ -42,7 +44,9 @@ CATCH_UP_S = 2.0
 FIRST_READINGS_S = 0.2
 """How long it may wait for host, process and GPU."""
 POLL_S = 0.01
-NUM_COLLECTORS = 3
+NUM_COLLECTORS = 5
+MEMORY_INTERVAL_S = 60.0
+"""The kernel walks all pages of a trainer for its unique memory."""
 TRIM_INTERVAL_S = 60.0
 MIN_PROBE_PAUSE_S = 5.0
 MAX_PROBE_PAUSE_S = 60.0
@@ -104,9 +108,14 @@ class Daemon:
             )
             self._station = open_station(self._around)
             stack.callback(self._close_station)
-            host, process = HostCollector({"state": state_dir.path}), ProcessCollector(self._trainers)
+            watched = WatchedTrainers(self._trainers)
+            host, disk = HostCollector(), DiskCollector(state_dir.path, self._trainers)
+            process, memory = ProcessCollector(watched), ProcessMemoryCollector(watched)
             interval_s, deadline_s = config.collectors.interval_s, config.collectors.deadline_s
-            self._collectors = CollectorRunner([host, process, NvmlCollector()], interval_s, deadline_s)
+            collectors: list[Collector] = [host, disk, process, memory, NvmlCollector()]
+            self._collectors = CollectorRunner(
+                collectors, interval_s, deadline_s, slow={memory.name: MEMORY_INTERVAL_S}
+            )
             stack.callback(self._collectors.close)
             state_dir.announce(self._http.url)
             self._closing = stack.pop_all()
@@ -215,7 +224,7 @@ class Daemon:
             _log.info("writing to %s, fetching what it lacks", path)
         self._next_probe_s = time.monotonic() + self._probe_pause_s
 
-    def _trainers(self) -> Mapping[int, Labels]:
+    def _trainers(self) -> Sequence[StoredSession]:
         return self._station.pipeline.trainers
 
     def _close_station(self) -> None:

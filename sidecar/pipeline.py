@@ -6,14 +6,14 @@ which is still to come wait for it, because the store forgets by its newest samp
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from shared.remote import is_remote
 from sidecar.collectors.reading import Reading, families_of
 from sidecar.journal import READ_BATCH, Journal
 from sidecar.row_feed import RowFeed
-from sidecar.samples import Labels, Sample, samples_of
+from sidecar.samples import Sample, samples_of
 from sidecar.session_feed import SessionFeed
 from sidecar.store import SeriesKey, Store
 from sidecar.stored import StoredSession
@@ -46,8 +46,8 @@ class Pipeline:
         self.feeds: dict[int, SessionFeed] = {}
         self.gone: StoredSession | None = None
         """The trainer that left last, while it is to be shown as down."""
-        self.trainers: Mapping[int, Labels] = {}
-        """Process id to labels of each live trainer of this machine; replaced as a whole, so any thread may read it."""
+        self.trainers: Sequence[StoredSession] = ()
+        """Each live trainer of this machine; replaced as a whole, so any thread may read it."""
         self.is_caught_up = False
         self.row_keys: Sequence[str] = ()
         """Templates of the W&B keys that the definitions give now."""
@@ -79,7 +79,7 @@ class Pipeline:
                 self._begin(stored, self._wall_s() - self.store.window_s)
             self.feeds[number].stored = stored
         live = [stored for stored in known.values() if stored.ended_s is None]
-        self.trainers = {stored.hello.pid: stored.labels for stored in live if not is_remote(stored.endpoint)}
+        self.trainers = [stored for stored in live if not is_remote(stored.endpoint)]
         for feed in list(self.feeds.values()):
             self._advance(feed, deadline_s)
         behind = [f for f in self.feeds.values() if f.next_seq < f.stored.next_seq]

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from shared.catalogue import STEP_FAMILIES, TRAINER_FAMILIES
 from shared.schema import Family
 from sidecar.catalogue import CATALOGUE
-from sidecar.collectors.catalogue import GPU_FAMILIES, HOST_FAMILIES, PROCESS_FAMILIES, RUNNER_FAMILIES
+from sidecar.collectors.catalogue import (
+    CGROUP_FAMILIES,
+    DISK_FAMILIES,
+    GPU_FAMILIES,
+    HOST_FAMILIES,
+    PROCESS_FAMILIES,
+    PROCESS_MEMORY_FAMILIES,
+    RUNNER_FAMILIES,
+)
 from sidecar.definitions import SHIPPED_FILE, load
 from sidecar.exposition import LIVENESS_FAMILIES, SIDECAR_FAMILIES
 
@@ -15,8 +23,9 @@ SECTIONS = (
     ("Trainer", "Counted in the trainer; a restart of the sidecar never resets them.", TRAINER_FAMILIES),
     ("Liveness", "Which trainers there are.", LIVENESS_FAMILIES),
     ("GPUs", "Read through NVML where there is a driver; absent where there is none.", GPU_FAMILIES),
-    ("Host", "Read through psutil.", HOST_FAMILIES),
-    ("Trainer process", "Read through psutil from outside.", PROCESS_FAMILIES),
+    ("Host", "Read through psutil.", (*HOST_FAMILIES, *DISK_FAMILIES)),
+    ("Trainer process", "Read through psutil from outside.", (*PROCESS_FAMILIES, *PROCESS_MEMORY_FAMILIES)),
+    ("Control groups", "Limits of containers and units on the trainer and the sidecar.", CGROUP_FAMILIES),
     ("Sidecar", "What the sidecar says about itself.", (*SIDECAR_FAMILIES, *RUNNER_FAMILIES)),
 )
 

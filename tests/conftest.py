@@ -1,8 +1,17 @@
 """Fixtures for every test."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory for sockets, whose paths may be no longer than 107 bytes: pytest's own would leave them no room."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="dflash-") as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

@@ -115,6 +115,13 @@ def prometheus_of(text: Path, folder: Path) -> Iterator[PrometheusServer]:
         str(folder / "data"),
     ]
     subprocess.run(load, check=True, capture_output=True)
+    with prometheus_over(folder) as server:
+        yield server
+
+
+@contextmanager
+def prometheus_over(folder: Path) -> Iterator[PrometheusServer]:
+    """Run a Prometheus over the blocks that lie in `data` of a folder, or over nothing, until the block ends."""
     with _serving("{}\n", folder) as server:
         yield server
 

@@ -50,6 +50,7 @@ class CheckpointStore:
     """
 
     def __init__(self, run_dir: Path, keep: int = 2) -> None:
+        self.run_dir = run_dir
         self._root = run_dir / "checkpoints"
         self._keep = keep
 

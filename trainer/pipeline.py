@@ -116,7 +116,8 @@ class Pipeline:
                     Device("target", "0", str(target_device), _uuid(target_device)),
                     Device("drafter", "0", str(drafter_device), _uuid(drafter_device)),
                 ),
-                config=without_secrets(self.config.flat()),
+                # Where it writes: the sidecar watches the space that is left there.
+                config={**without_secrets(self.config.flat()), "run.out_dir": str(self._store.run_dir.absolute())},
             ),
             path=path,
             curve=curve,

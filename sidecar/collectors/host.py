@@ -1,12 +1,13 @@
-"""Reads the host: CPU, memory, swap, network, and the disks that hold our directories."""
+"""Reads the host: CPU, memory, swap, network, and how long tasks waited for any of them."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from sidecar.collectors.catalogue import HOST_FAMILIES
+from sidecar.collectors.pressure import pressure_of
 from sidecar.collectors.reading import Value, export
 from sidecar.samples import ExportedFamily, labels_of
 
@@ -17,30 +18,16 @@ _VIRTUAL_INTERFACES = ("lo", "veth", "docker", "br-", "virbr", "cni", "flannel",
 
 
 class HostCollector:
-    """Read the host.
-
-    Args:
-        directories: value of the `directory` label to the directory whose file system is watched.
-    """
+    """Read the host."""
 
     name = "host"
 
-    def __init__(self, directories: Mapping[str, Path]) -> None:
-        self._directories = directories
-
     def collect(self) -> tuple[ExportedFamily, ...]:
-        """Read everything now; a directory that is gone is left out."""
-        return export(HOST_FAMILIES, [*_cpu(), *_memory(), *self._disks(), *_network()])
-
-    def _disks(self) -> Iterator[Value]:
-        for label, directory in self._directories.items():
-            try:
-                info = os.statvfs(directory)
-            except FileNotFoundError:
-                continue
-            labels = labels_of(directory=label)
-            yield "dflash_host_disk_total_bytes", labels, float(info.f_blocks * info.f_frsize)
-            yield "dflash_host_disk_free_bytes", labels, float(info.f_bavail * info.f_frsize)
+        """Read everything now."""
+        values = [*_cpu(), *_memory(), *_network()]
+        for resource, kind, waited_s in pressure_of(Path(psutil.PROCFS_PATH) / "pressure", suffix=""):
+            values.append(("dflash_host_pressure_seconds_total", labels_of(resource=resource, kind=kind), waited_s))
+        return export(HOST_FAMILIES, values)
 
 
 def _cpu() -> Iterator[Value]:

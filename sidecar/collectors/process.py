@@ -1,97 +1,121 @@
-"""Reads the trainer processes and their threads by name.
+"""Reads the trainer processes, their threads, and the limits on them and on the sidecar itself."""
 
-Several threads may share a name (a pool), and a thread may end. The time of an ended thread stays in the sum of its
-name, or the counter would go backwards; after a restart of the sidecar only the living are known, which Prometheus
-sees as an ordinary counter reset. Names beyond a bound share the name `other`, because a thread can be named anything.
-"""
-
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
-from sidecar.collectors.catalogue import PROCESS_FAMILIES
+from sidecar.collectors.catalogue import CGROUP_FAMILIES, PROCESS_FAMILIES, PROCESS_MEMORY_FAMILIES
+from sidecar.collectors.cgroup import ControlGroups
 from sidecar.collectors.reading import Value, export
-from sidecar.samples import ExportedFamily, Labels
+from sidecar.collectors.threads import ThreadTotals, with_label
+from sidecar.collectors.watched import Watched
+from sidecar.samples import ExportedFamily
 
-MAX_THREAD_NAMES = 64
+_MINOR_FAULTS, _MAJOR_FAULTS = 7, 9
+"""Fields of `/proc/PID/stat` behind the name."""
+_log = logging.getLogger(__name__)
 
 
 class ProcessCollector:
     """Read trainer processes.
 
     Args:
-        trainers: called for each reading; process id of every live trainer to the labels its series carry.
+        trainers: called for each reading; every live trainer whose process is known.
     """
 
     name = "process"
 
-    def __init__(self, trainers: Callable[[], Mapping[int, Labels]]) -> None:
+    def __init__(self, trainers: Callable[[], Sequence[Watched]]) -> None:
         self._trainers = trainers
-        self._processes: dict[int, _Trainer] = {}
+        self._processes: dict[Watched, _Trainer] = {}
+        self._groups = ControlGroups()
 
     def collect(self) -> tuple[ExportedFamily, ...]:
         """Read everything now; a process that is gone is left out, and so is what we may not read of one."""
-        trainers = self._trainers()
-        self._processes = {pid: t for pid, t in self._processes.items() if pid in trainers and t.process.is_running()}
-        values: list[Value] = []
-        for pid, labels in trainers.items():
+        watched = self._trainers()
+        for gone in self._processes.keys() - set(watched):
+            self._processes.pop(gone).leave()
+        values = [*self._groups.values(os.getpid(), "sidecar")]
+        for one in watched:
             try:
-                trainer = self._processes.get(pid) or _Trainer(pid)
-                values += trainer.values(labels)
-            except psutil.NoSuchProcess:
+                trainer = self._processes.setdefault(one, _Trainer(one))
+                found = [*trainer.values(), *self._groups.values(one.process.pid, "trainer", one.labels)]
+            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue
-            self._processes[pid] = trainer
-        return export(PROCESS_FAMILIES, values)
+            values += found
+        return export((*PROCESS_FAMILIES, *CGROUP_FAMILIES), values)
+
+
+class ProcessMemoryCollector:
+    """Read what the end of a trainer process would free: the kernel walks all its pages for that, so do it seldom.
+
+    Args:
+        trainers: called for each reading; every live trainer whose process is known.
+    """
+
+    name = "process_memory"
+
+    def __init__(self, trainers: Callable[[], Sequence[Watched]]) -> None:
+        self._trainers = trainers
+
+    def collect(self) -> tuple[ExportedFamily, ...]:
+        """Read everything now; a trainer of another user is left out."""
+        values: list[Value] = []
+        for one in self._trainers():
+            try:
+                unique = one.process.memory_full_info().uss
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue  # the process collector says so
+            values.append(("dflash_process_unique_memory_bytes", one.labels, float(unique)))
+        return export(PROCESS_MEMORY_FAMILIES, values)
 
 
 class _Trainer:
-    def __init__(self, pid: int) -> None:
-        self.process = psutil.Process(pid)
-        self._tasks = Path(psutil.PROCFS_PATH) / str(pid) / "task"
-        self._threads: dict[int, tuple[str, float]] = {}
-        self._ended_s: dict[str, float] = {}
-        self._names: set[str] = set()
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._process = watched.process
+        self._threads = ThreadTotals(watched.process, watched.proc / "task")
+        self._is_denied = False
 
-    def values(self, labels: Labels) -> list[Value]:
-        """All points of this process; raises psutil.NoSuchProcess."""
-        with self.process.oneshot():
-            times = self.process.cpu_times()
-            values: list[Value] = [
-                ("dflash_process_cpu_seconds_total", _with(labels, "mode", "user"), times.user),
-                ("dflash_process_cpu_seconds_total", _with(labels, "mode", "system"), times.system),
-                ("dflash_process_resident_memory_bytes", labels, float(self.process.memory_info().rss)),
-                ("dflash_process_threads", labels, float(self.process.num_threads())),
-            ]
-        with contextlib.suppress(psutil.AccessDenied):  # of another user's trainer the kernel shows all but this
-            values.append(("dflash_process_open_fds", labels, float(self.process.num_fds())))
-        for name, cpu_s in self._thread_seconds().items():
-            values.append(("dflash_process_thread_cpu_seconds_total", _with(labels, "thread", name), cpu_s))
-        return values
+    def values(self) -> Iterator[Value]:
+        """All points of this process; raises when it is gone."""
+        labels = self._watched.labels
+        with self._process.oneshot():
+            times = self._process.cpu_times()
+            yield "dflash_process_cpu_seconds_total", with_label(labels, "mode", "user"), times.user
+            yield "dflash_process_cpu_seconds_total", with_label(labels, "mode", "system"), times.system
+            yield "dflash_process_resident_memory_bytes", labels, float(self._process.memory_info().rss)
+            yield "dflash_process_threads", labels, float(self._process.num_threads())
+        stat = (self._watched.proc / "stat").read_bytes().rpartition(b")")[2].split()  # psutil leaves the faults out
+        for kind, field in (("minor", _MINOR_FAULTS), ("major", _MAJOR_FAULTS)):
+            yield "dflash_process_page_faults_total", with_label(labels, "kind", kind), float(stat[field])
+        yield from self._private()
+        yield from self._threads.values(labels)
 
-    def _thread_seconds(self) -> dict[str, float]:
-        living = dict(self._living_threads())
-        for thread, (name, cpu_s) in self._threads.items():
-            if thread not in living or living[thread][0] != name:
-                self._ended_s[name] = self._ended_s.get(name, 0.0) + cpu_s
-        self._threads = living
-        total_s = dict(self._ended_s)
-        for name, cpu_s in living.values():
-            total_s[name] = total_s.get(name, 0.0) + cpu_s
-        return total_s
+    def leave(self) -> None:
+        """Say that what was denied no longer matters."""
+        if self._is_denied:
+            _log.info("%s, of which not all could be read, is gone", self._watched)
 
-    def _living_threads(self) -> Iterator[tuple[int, tuple[str, float]]]:
-        for thread in self.process.threads():
-            try:
-                name = (self._tasks / str(thread.id) / "comm").read_text(errors="replace").strip()
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # ended since the list was read
-            if name not in self._names and len(self._names) >= MAX_THREAD_NAMES:
-                name = "other"
-            self._names.add(name)
-            yield thread.id, (name, thread.user_time + thread.system_time)
-
-
-def _with(labels: Labels, name: str, value: str) -> Labels:
-    return tuple(sorted((*labels, (name, value))))
+    def _private(self) -> Iterator[Value]:
+        """What the kernel shows to the same user alone."""
+        labels = self._watched.labels
+        try:
+            num_fds, disk = self._process.num_fds(), self._process.io_counters()
+        except psutil.AccessDenied:
+            if not self._is_denied:
+                self._is_denied = True
+                user = self._process.username()
+                _log.warning(
+                    "%s belongs to %s: its open files, disk bytes and unique memory cannot be read and are left out",
+                    *(self._watched, user),
+                )
+            return
+        if self._is_denied:
+            self._is_denied = False
+            _log.info("%s can be read in full now", self._watched)
+        yield "dflash_process_open_fds", labels, float(num_fds)
+        yield "dflash_process_disk_read_bytes_total", labels, float(disk.read_bytes)
+        yield "dflash_process_disk_written_bytes_total", labels, float(disk.write_bytes)

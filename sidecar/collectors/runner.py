@@ -8,7 +8,8 @@ as good as any. The threads are daemons, so a hung one does not keep the process
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from sidecar.collectors.reading import Collector, Reading
 
@@ -22,10 +23,17 @@ class CollectorRunner:
         collectors: each gets one thread.
         interval_s: time from the start of one reading to the start of the next.
         deadline_s: a reading that takes longer counts as failed.
+        slow: intervals of those that are read less often, by name.
     """
 
-    def __init__(self, collectors: Sequence[Collector], interval_s: float, deadline_s: float) -> None:
-        self._workers = [_Worker(collector, interval_s, deadline_s) for collector in collectors]
+    def __init__(
+        self,
+        collectors: Sequence[Collector],
+        interval_s: float,
+        deadline_s: float,
+        slow: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        self._workers = [_Worker(each, slow.get(each.name, interval_s), deadline_s) for each in collectors]
 
     def start(self) -> None:
         """Start all threads."""

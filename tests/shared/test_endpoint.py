@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,12 +50,10 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may become anot
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(short_path: Path) -> Path:
     """A directory that every user can reach, unlike those of pytest."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="dflash-test-") as name:  # a short path, for sockets
-        path = Path(name)
-        path.chmod(0o755)
-        yield path
+    short_path.chmod(0o755)
+    return short_path
 
 
 @pytest.fixture(params=[0o000, 0o077], ids=["umask 0", "umask 077"])

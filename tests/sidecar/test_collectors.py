@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,11 +11,12 @@ from pathlib import Path
 import pynvml
 import pytest
 from nvml_machine import Machine, load_fake_driver
+from watched_process import session_of
 
-from sidecar.collectors.catalogue import GPU_FAMILIES, HOST_FAMILIES, PROCESS_FAMILIES
+from sidecar.collectors.catalogue import GPU_FAMILIES, HOST_FAMILIES
+from sidecar.collectors.disk import OUT_DIR_KEY, DiskCollector
 from sidecar.collectors.host import HostCollector
 from sidecar.collectors.nvml import QUERIES, NvmlCollector
-from sidecar.collectors.process import ProcessCollector
 from sidecar.collectors.reading import Reading, families_of
 from sidecar.collectors.runner import CollectorRunner
 from sidecar.samples import ExportedFamily, Labels, labels_of
@@ -58,65 +58,31 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         pynvml.nvmlShutdown()
 
 
-def test_host_shows_every_declared_family(tmp_path: Path) -> None:
-    """On Linux every host family has a value, and the watched disk is the file system of its directory."""
-    families = HostCollector({"state": tmp_path}).collect()
+def test_host_shows_every_declared_family() -> None:
+    """On Linux every host family has a value, but those that depend on interfaces and on the kernel's options."""
+    families = HostCollector().collect()
 
-    assert {f.name for f in families} >= {f.name for f in HOST_FAMILIES if "network" not in f.name}
-    total = values_of(families)["dflash_host_disk_total_bytes", labels_of(directory="state")]
+    optional = ("network", "pressure")
+    assert {f.name for f in families} >= {f.name for f in HOST_FAMILIES if not any(o in f.name for o in optional)}
+    pressure = [f for f in families if f.name == "dflash_host_pressure_seconds_total"]
+    assert bool(pressure) == Path("/proc/pressure/cpu").exists()
+
+
+def test_disks_of_state_and_checkpoints_are_watched(tmp_path: Path) -> None:
+    """Each has the size of its file system; checkpoints carry their trainer's labels, and a missing one is left out."""
+    sessions = [
+        session_of(tmp_path / "s", 1, labels_of(run="a"), **{OUT_DIR_KEY: str(tmp_path)}),
+        session_of(tmp_path / "s", 2, labels_of(run="b"), **{OUT_DIR_KEY: str(tmp_path / "gone")}),
+        session_of(tmp_path / "s", 3),
+    ]
+    values = values_of(DiskCollector(tmp_path, lambda: sessions).collect())
     info = os.statvfs(tmp_path)
-    assert total == info.f_blocks * info.f_frsize
 
-
-def test_host_leaves_out_a_directory_that_is_gone(tmp_path: Path) -> None:
-    """A missing directory has no disk series and does not fail the reading."""
-    names = {f.name for f in HostCollector({"state": tmp_path / "gone"}).collect()}
-
-    assert "dflash_host_disk_total_bytes" not in names
-    assert "dflash_host_memory_total_bytes" in names
-
-
-def test_process_reads_a_live_process_and_forgets_a_dead_one() -> None:
-    """Every family of a live process has a value with its labels; when it ends its series go, without a failure."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        collector = ProcessCollector(lambda: {child.pid: labels_of(run="b")})
-        values = values_of(collector.collect())
-        child.communicate(b"\n")
-        child.wait()
-    gone = collector.collect()
-
-    assert {name for name, _ in values} == {f.name for f in PROCESS_FAMILIES}
-    assert all(("run", "b") in labels for _, labels in values)
-    assert values["dflash_process_threads", labels_of(run="b")] == 1.0
-    assert gone == ()
-
-
-def test_thread_time_is_summed_by_name_and_outlives_its_thread() -> None:
-    """Two threads of one name share a series, and it does not go backwards when one of them ends."""
-    stop, stop_both = threading.Event(), threading.Event()
-
-    def burn(until: threading.Event) -> None:
-        Path("/proc/thread-self/comm").write_text("burner")
-        while not until.is_set():
-            pass
-
-    threads = [threading.Thread(target=burn, args=(event,)) for event in (stop, stop_both)]
-    for thread in threads:
-        thread.start()
-    collector = ProcessCollector(lambda: {os.getpid(): ()})
-    key = ("dflash_process_thread_cpu_seconds_total", labels_of(thread="burner"))
-    try:
-        wait_until(lambda: values_of(collector.collect()).get(key, 0.0) > 0.2)
-        before = values_of(collector.collect())[key]
-        stop.set()
-        threads[0].join()
-        after = values_of(collector.collect())[key]
-    finally:
-        stop.set()
-        stop_both.set()
-        for thread in threads:
-            thread.join()
-    assert after >= before
+    total = "dflash_host_disk_total_bytes"
+    assert {key: value for key, value in values.items() if key[0] == total} == {
+        (total, labels_of(directory="state")): info.f_blocks * info.f_frsize,
+        (total, labels_of(directory="checkpoints", run="a")): info.f_blocks * info.f_frsize,
+    }
 
 
 def test_two_gpus_in_base_units(machine: Machine) -> None:
@@ -272,10 +238,10 @@ else:
     assert (done.stdout, done.stderr) == ("()\n", "")
 
 
-def test_hung_driver_call_is_reported_and_holds_up_nobody(machine: Machine, tmp_path: Path) -> None:
+def test_hung_driver_call_is_reported_and_holds_up_nobody(machine: Machine) -> None:
     """A call that does not return shows as a failed nvml collector; host goes on, close does not wait, it recovers."""
     machine.set(gpu0__delay_ms="400")
-    runner = CollectorRunner([NvmlCollector(), HostCollector({"state": tmp_path})], interval_s=0.02, deadline_s=0.1)
+    runner = CollectorRunner([NvmlCollector(), HostCollector()], interval_s=0.02, deadline_s=0.1)
     runner.start()
 
     def reading(name: str) -> Reading | None:
@@ -298,7 +264,7 @@ def test_hung_driver_call_is_reported_and_holds_up_nobody(machine: Machine, tmp_
     assert close_s < 0.5
 
 
-def test_raising_collector_is_counted_and_harms_no_other(tmp_path: Path) -> None:
+def test_raising_collector_is_counted_and_harms_no_other() -> None:
     """A collector that raises has success 0, no families and its error; the other one's families are all there."""
 
     class Broken:
@@ -307,7 +273,7 @@ def test_raising_collector_is_counted_and_harms_no_other(tmp_path: Path) -> None
         def collect(self) -> Sequence[ExportedFamily]:
             raise OSError("sensor on fire")
 
-    runner = CollectorRunner([Broken(), HostCollector({"state": tmp_path})], interval_s=0.01, deadline_s=5.0)
+    runner = CollectorRunner([Broken(), HostCollector()], interval_s=0.01, deadline_s=5.0)
     runner.start()
     wait_until(lambda: len(runner.latest()) == 2)
     readings = runner.latest()

@@ -45,8 +45,8 @@ def arguments(small_target: Path, out_dir: Path, *extra: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(tmp_path / "runtime"))
+def _runtime_dir(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(short_path))
 
 
 def weights(out_dir: Path) -> dict[str, torch.Tensor]:
@@ -293,17 +293,17 @@ def test_unwritable_out_directory(small_target: Path, tmp_path: Path, capsys: py
 
 
 def test_unusable_runtime_directory(
-    small_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    small_target: Path, short_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Endpoints that cannot be placed are an error that names the variable to set."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(tmp_path / "file" / "run"))
+    (short_path / "file").touch()
+    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(short_path / "file" / "run"))
 
-    status = main(arguments(small_target, tmp_path / "run"))
+    status = main(arguments(small_target, short_path / "run"))
 
     assert status == 2
     assert "set DFLASH_RUNTIME_DIR to a writable directory" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    assert not (short_path / "run").exists()
 
 
 def test_resume_refuses_what_would_change_the_run(
