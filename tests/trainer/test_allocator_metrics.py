@@ -96,7 +96,7 @@ def test_out_of_memory_is_counted_before_the_end() -> None:
 
 
 def test_before_the_first_use_of_cuda_everything_is_zero() -> None:
-    """torch has no statistics until then, and a reset of what is not there would fail."""
+    """There are no statistics until then, and a reset of what is not there would fail."""
     machine = Machine(0)
     machine.cuda.statistics[0].clear()
 

@@ -1,5 +1,6 @@
 """A drafter step on a device that has no values: whatever would make the host wait for a GPU fails on it at once."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -50,8 +51,12 @@ class NoBlockingCopies(TorchDispatchMode):
 def worker(optimizer: OptimizerName, monkeypatch: pytest.MonkeyPatch) -> DrafterWorker:
     """A drafter worker on the device without values, and two batches in its queue."""
     # Autocast and fused AdamW know nothing of this device; neither reads a value on one that has them.
-    monkeypatch.setattr(DrafterWorker, "_autocast", lambda _self: nullcontext())
-    monkeypatch.setattr("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta"])
+    monkeypatch.setattr(torch, "autocast", lambda *_args, **_kwargs: nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device_type: False)
+    # By its entry in sys.modules: torch.optim hides the module.
+    monkeypatch.setattr(
+        sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_args, **_kwargs: None
+    )
     config, cells = tiny_config("sliding"), Cells(TRAINER_FAMILIES)
     queue: HiddenQueue[HiddenBatch] = HiddenQueue(max_bytes=2**30, max_items=4)
     samples = [
