@@ -21,6 +21,10 @@ from trainer.supervisor import exit_status, interrupt
 
 DEFAULT_PRESET = "embedded"
 EXIT_USER_ERROR = 2
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch takes either; the second is its older name."""
+ALLOCATOR_SETTING = "expandable_segments:True"
+"""Sequences of many lengths would leave holes that nothing fits into."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     # Outside of training, where both mean "save and leave", SIGTERM ends the command the way Ctrl-C does.
     previous = signal.signal(signal.SIGTERM, interrupt)
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[-1]] = ALLOCATOR_SETTING  # before torch is loaded, which reads it once
     try:
         command: Callable[[argparse.Namespace, float], int] = arguments.command
         return command(arguments, start_s)
