@@ -22,7 +22,7 @@ from trainer.supervisor import exit_status, interrupt
 DEFAULT_PRESET = "embedded"
 EXIT_USER_ERROR = 2
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""torch takes either; the second is its older name."""
+"""Names of the same setting of torch, which warns of the older one."""
 ALLOCATOR_SETTING = "expandable_segments:True"
 """Sequences of many lengths would leave holes that nothing fits into."""
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Outside of training, where both mean "save and leave", SIGTERM ends the command the way Ctrl-C does.
     previous = signal.signal(signal.SIGTERM, interrupt)
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
-        os.environ[ALLOCATOR_VARIABLES[-1]] = ALLOCATOR_SETTING  # before torch is loaded, which reads it once
+        os.environ[ALLOCATOR_VARIABLES[0]] = ALLOCATOR_SETTING  # before torch is loaded, which reads it once
     try:
         command: Callable[[argparse.Namespace, float], int] = arguments.command
         return command(arguments, start_s)

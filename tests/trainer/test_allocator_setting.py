@@ -26,7 +26,7 @@ main(["--out", sys.argv[1]])
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
         (
             {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:32"},
             {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:32"},
