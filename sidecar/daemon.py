@@ -20,7 +20,8 @@ import msgspec
 from shared.curve import CurveClient
 from sidecar.catalogue import stored_catalogue
 from sidecar.collectors.host import HostCollector
-from sidecar.collectors.nvml import NvmlCollector
+from sidecar.collectors.nvml import GpuFleet
+from sidecar.collectors.nvml_gpu import Owners
 from sidecar.collectors.process import ProcessCollector
 from sidecar.collectors.reading import Reading
 from sidecar.collectors.runner import CollectorRunner
@@ -41,6 +42,8 @@ CATCH_UP_S = 2.0
 """How long the first scrape may wait for the past to be read again."""
 FIRST_READINGS_S = 0.2
 """How long it may wait for host, process and GPU."""
+GPU_CLOSE_S = 6.0
+"""How long an orderly end waits for a call into the GPU driver: cutting one off has frozen GPUs."""
 POLL_S = 0.01
 NUM_COLLECTORS = 3
 TRIM_INTERVAL_S = 60.0
@@ -106,8 +109,11 @@ class Daemon:
             stack.callback(self._close_station)
             host, process = HostCollector({"state": state_dir.path}), ProcessCollector(self._trainers)
             interval_s, deadline_s = config.collectors.interval_s, config.collectors.deadline_s
-            self._collectors = CollectorRunner([host, process, NvmlCollector()], interval_s, deadline_s)
+            self._collectors = CollectorRunner([host, process], interval_s, deadline_s)
             stack.callback(self._collectors.close)
+            owners = Owners(lambda: self._station.pipeline.gpu_owners, self._trainers)
+            self._gpus = GpuFleet(interval_s, deadline_s, config.collectors.gpu_probe_s, owners)
+            stack.callback(self._gpus.close, GPU_CLOSE_S)
             state_dir.announce(self._http.url)
             self._closing = stack.pop_all()
         self._document: StatusDocument
@@ -140,11 +146,12 @@ class Daemon:
     def _start(self) -> None:
         # A trainer that the journal does not know yet (it may be a new one) is to be on the first page too.
         self._open_up(live_endpoints(self._around.runtime_dir) - self._station.endpoints())
+        self._gpus.start()
         self._collectors.start()  # only now, because from here on the pipeline knows the trainers' processes
         deadline_s = time.monotonic() + FIRST_READINGS_S
-        while len(self._collectors.latest()) < NUM_COLLECTORS and time.monotonic() < deadline_s:
+        while len(self._readings()) < NUM_COLLECTORS and time.monotonic() < deadline_s:
             self._alarm.sleep(POLL_S)
-        self._publish(self._collectors.latest())
+        self._publish(self._readings())
         self._http.start()
         self._is_ready = True
         self._notifier.ready(self._station.publication.summary())
@@ -169,7 +176,7 @@ class Daemon:
     def _turn(self) -> None:
         """Once around: take in, pass on, show."""
         self._reload_if_due()
-        readings = self._collectors.latest()
+        readings = self._readings()
         self._station.pipeline.add_readings(readings)
         self._station.turn(self._config.interval_s)
         self._station.upload()
@@ -196,7 +203,7 @@ class Daemon:
         expected = {feed.stored.endpoint for feed in feeds if feed.stored.ended_s is None}
         self._change_station(error)
         self._open_up(expected)
-        self._publish(self._collectors.latest())
+        self._publish(self._readings())
 
     def _change_station(self, error: sqlite3.Error | DatabaseError | None) -> None:
         """Close the station and make another one: on the file, moved aside if it is damaged, else in memory."""
@@ -214,6 +221,9 @@ class Daemon:
         if self._station.journal.is_on_disk:
             _log.info("writing to %s, fetching what it lacks", path)
         self._next_probe_s = time.monotonic() + self._probe_pause_s
+
+    def _readings(self) -> list[Reading]:
+        return [*self._collectors.latest(), *self._gpus.latest()]
 
     def _trainers(self) -> Mapping[int, Labels]:
         return self._station.pipeline.trainers

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from shared.catalogue import STEP_FAMILIES, TRAINER_FAMILIES
 from shared.schema import Family
 from sidecar.catalogue import CATALOGUE
-from sidecar.collectors.catalogue import GPU_FAMILIES, HOST_FAMILIES, PROCESS_FAMILIES, RUNNER_FAMILIES
+from sidecar.collectors.catalogue import HOST_FAMILIES, PROCESS_FAMILIES, RUNNER_FAMILIES
+from sidecar.collectors.nvml_catalogue import GPU_FAMILIES
 from sidecar.definitions import SHIPPED_FILE, load
 from sidecar.exposition import LIVENESS_FAMILIES, SIDECAR_FAMILIES
 
