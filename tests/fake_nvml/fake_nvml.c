@@ -592,7 +592,7 @@ struct gpm_support { unsigned version, supported; };
 int nvmlGpmQueryDeviceSupport(struct gpu *gpu, struct gpm_support *support) {
     ENTER(gpu);
     if (support->version != 1) return VERSION_MISMATCH;
-    if (gpu_unsigned(gpu, "gpm", &support->supported) != SUCCESS) support->supported = 0;
+    if (gpu_unsigned(gpu, "gpm_supported", &support->supported) != SUCCESS) support->supported = 0;
     return SUCCESS;
 }
 
@@ -602,7 +602,7 @@ int nvmlGpmSampleFree(struct sample *sample) { ENTER(NULL); free(sample); return
 int nvmlGpmSampleGet(struct gpu *gpu, struct sample *sample) {
     unsigned supported = 0;
     ENTER(gpu);
-    TRY(gpu_unsigned(gpu, "gpm", &supported));
+    TRY(gpu_unsigned(gpu, "gpm_supported", &supported));
     if (!supported) return NOT_SUPPORTED;
     sample->gpu = gpu;
     return SUCCESS;
