@@ -1,0 +1,46 @@
+"""The page of each kind of GPU machine, read by the real collector through nvidia-ml-py.
+
+To renew the golden pages after a change of families, run this file with RENEW_GOLDEN=1 and read the difference.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nvml_machine import PROFILES, Machine, build_fake_driver, driver_environment
+
+ROOT = Path(__file__).parents[2]
+READ_PAGE = """
+from sidecar.collectors.nvml import NvmlCollector
+from sidecar.samples import Result
+from sidecar.sinks.prometheus import PrometheusSink
+
+sink = PrometheusSink()
+sink.publish(Result(time_s=1.0, families=NvmlCollector().collect()))
+print(sink.render("")[0].decode(), end="")
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the library."""
+    directory = tmp_path_factory.mktemp("driver")
+    build_fake_driver(directory)
+    return directory
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_page_of_a_machine_is_exactly_this(profile: str, driver: Path, tmp_path: Path) -> None:
+    """Each kind of machine has the families that it supports, in base units, and no others."""
+    Machine(tmp_path / "nvml", profile=profile)
+    environment = os.environ | driver_environment(driver, tmp_path / "nvml")
+    done = subprocess.run(
+        [sys.executable, "-c", READ_PAGE], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    golden = Path(__file__).parent / "golden" / f"nvml_{profile}.txt"
+    if os.environ.get("RENEW_GOLDEN"):
+        golden.write_text(done.stdout)
+
+    assert done.stdout == golden.read_text()
