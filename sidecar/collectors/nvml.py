@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pynvml
@@ -19,7 +20,7 @@ import pynvml
 from sidecar.collectors.nvml_catalogue import GPU_FAMILIES
 from sidecar.collectors.nvml_errors import ABSENT
 from sidecar.collectors.nvml_events import XidWatch
-from sidecar.collectors.nvml_gate import CallGate
+from sidecar.collectors.nvml_gate import CallGate, GateClosedError
 from sidecar.collectors.nvml_gpu import Gpu, GpuDetails, Owners
 from sidecar.collectors.reading import Reading, export
 from sidecar.collectors.runner import Worker
@@ -29,6 +30,10 @@ SLOW_INTERVAL_S = 10.0
 QUIET_TIMEOUT_S = 1.0
 """How long a new initialisation waits for calls in progress before it is put off."""
 MAX_PAUSE_FACTOR = 10
+REFRESH_FACTOR = 20
+"""So many probes after the newest initialisation a new one is due where nothing else tells of an added GPU."""
+GPU_DIRECTORY = Path("/proc/driver/nvidia/gpus")
+"""Has an entry for each GPU that the kernel driver has; the library sees only those of its initialisation."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +64,8 @@ class GpuFleet:
         self._next_probe_s = float("-inf")
         self._next_init_s = float("-inf")
         self._num_vain = 0
+        self._initialized_s = 0.0
+        self._present: frozenset[str] | None = None
         self._failure: pynvml.NVMLError | None = None
         self._driver_worker = Worker(self, *self._pace, source="driver")
 
@@ -137,6 +144,7 @@ class GpuFleet:
             self._failure = error
             return
         self._is_initialized, self._failure = True, None
+        self._initialized_s, self._present = now_s, _present()
         self._gate.open()
         self._keep_threads(pynvml.nvmlDeviceGetCount())
 
@@ -144,9 +152,13 @@ class GpuFleet:
         """Whether only a new initialisation helps."""
         try:
             with self._gate.calls():
-                return pynvml.nvmlDeviceGetCount() != len(self._gpus) or any(gpu.is_lost for gpu in self._gpus)
-        except pynvml.NVMLError:
+                if pynvml.nvmlDeviceGetCount() != len(self._gpus) or any(gpu.is_lost for gpu in self._gpus):
+                    return True
+        except (GateClosedError, pynvml.NVMLError):
             return True
+        present = _present()
+        is_due = time.monotonic() >= self._initialized_s + REFRESH_FACTOR * self._probe_s
+        return is_due if present is None else present != self._present
 
     def _forget_gpus(self) -> None:
         self._seen |= {gpu.uuid for gpu in self._gpus if gpu.uuid}
@@ -169,6 +181,14 @@ class GpuFleet:
             workers[-2].start()
             workers[-1].start()
         self._gpus, self._workers = tuple(gpus), tuple(workers)
+
+
+def _present() -> frozenset[str] | None:
+    """The GPUs of the kernel driver; None where it does not say."""
+    try:
+        return frozenset(path.name for path in GPU_DIRECTORY.iterdir())
+    except OSError:
+        return None
 
 
 def _without_details(reading: Reading, lost: Reading | None) -> Reading:

@@ -1,6 +1,7 @@
 """One GPU or MIG instance, as long as its handle is good."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TypeAlias
 
 import pynvml
@@ -37,6 +38,18 @@ class Device:
         if labels is None:
             labels = self._with[name, value] = labels_of(uuid=self.uuid, **{name: value})
         return labels
+
+    @cached_property
+    def nvlinks(self) -> tuple[int, ...]:
+        """The links that were up when they were first asked for."""
+        found = []
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                if pynvml.nvmlDeviceGetNvLinkState(self.handle, link):
+                    found.append(link)
+            except (pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NotSupported):
+                break  # no more links
+        return tuple(found)
 
     def instances(self) -> Iterator["Device"]:
         """The MIG instances of this GPU, if MIG is on."""

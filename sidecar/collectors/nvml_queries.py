@@ -1,7 +1,7 @@
 """The tables of what is read from a GPU: to add a signal, declare its family in the catalogue and add a row.
 
-`FAST_QUERIES` cost microseconds each. `SLOW_QUERIES` cost milliseconds (PCIe throughput blocks for 20 ms a direction, lists of
-processes hold the driver's lock) or change rarely. Field ids that differ between driver generations are not used.
+`FAST_QUERIES` cost microseconds each. `SLOW_QUERIES` cost milliseconds or change rarely: PCIe throughput blocks for
+20 ms a direction, lists of processes hold the driver's lock. Field ids that differ between drivers are not used.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +32,6 @@ class Field(NamedTuple):
     field: int
     scope: int = 0
     scale: float = 1.0
-    kind: str = ""
 
 
 _FAST_FIELDS = (
@@ -42,13 +41,11 @@ _FAST_FIELDS = (
     Field("dflash_gpu_pcie_transmit_bytes_total", pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES),
     Field("dflash_gpu_pcie_receive_bytes_total", pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES),
 )
-_NVLINK_ERRORS = "dflash_gpu_nvlink_errors_total"
-_NVLINK_ERROR_FIELDS = (
-    Field(_NVLINK_ERRORS, pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, kind="crc_flit"),
-    Field(_NVLINK_ERRORS, pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, kind="crc_data"),
-    Field(_NVLINK_ERRORS, pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, kind="replay"),
-    Field(_NVLINK_ERRORS, pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, kind="recovery"),
-    Field(_NVLINK_ERRORS, pynvml.NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, kind="ecc_data"),
+_NVLINK_ERRORS = (
+    ("replay", pynvml.NVML_NVLINK_ERROR_DL_REPLAY),
+    ("recovery", pynvml.NVML_NVLINK_ERROR_DL_RECOVERY),
+    ("crc_flit", pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+    ("crc_data", pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA),
 )
 _ECC_KINDS = (
     ("corrected", pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
@@ -71,8 +68,7 @@ def _fields(fields: tuple[Field, ...]) -> Query:
                 raise pynvml.NVMLError(answer.nvmlReturn)
             if answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.valueType < len(_VALUE_MEMBERS):
                 value = getattr(answer.value, _VALUE_MEMBERS[answer.valueType])
-                labels = device.labels_with("kind", field.kind) if field.kind else device.labels
-                yield field.family, labels, value * field.scale
+                yield field.family, device.labels, value * field.scale
 
     return Query(tuple(dict.fromkeys(field.family for field in fields)), read)
 
@@ -114,6 +110,14 @@ def _remapped_rows(device: Device) -> Iterator[Value]:
     yield "dflash_gpu_remapping_failed", device.labels, float(failure)
 
 
+def _nvlink_errors(device: Device) -> Iterator[Value]:
+    """Sums over the links that were up at first: over other links a sum would jump, and seem to be reset."""
+    for kind, counter in _NVLINK_ERRORS:
+        counts = [pynvml.nvmlDeviceGetNvLinkErrorCounter(device.handle, link, counter) for link in device.nvlinks]
+        if counts:
+            yield "dflash_gpu_nvlink_errors_total", device.labels_with("kind", kind), float(sum(counts))
+
+
 MEMORY_QUERY = Query(
     ("dflash_gpu_memory_used_bytes", "dflash_gpu_memory_reserved_bytes", "dflash_gpu_memory_total_bytes"), _memory
 )
@@ -147,7 +151,7 @@ SLOW_QUERIES = (
         _remapped_rows,
     ),
     _one("dflash_gpu_pcie_replays_total", lambda h: float(pynvml.nvmlDeviceGetPcieReplayCounter(h))),
-    _fields(_NVLINK_ERROR_FIELDS),
+    Query(("dflash_gpu_nvlink_errors_total",), _nvlink_errors),
     _one(
         "dflash_gpu_pcie_sampled_transmit_bytes_per_second",
         lambda h: float(pynvml.nvmlDeviceGetPcieThroughput(h, pynvml.NVML_PCIE_UTIL_TX_BYTES)),
