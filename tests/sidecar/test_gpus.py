@@ -158,7 +158,7 @@ def test_added_gpu_is_found(watch: Watch, machine: Machine, monkeypatch: pytest.
 
 
 def test_driver_unloaded_and_reloaded_restarts_its_counters(watch: Watch, machine: Machine) -> None:
-    """Without a driver all GPUs known are down and nothing fails; after a reload energy begins anew as the driver says."""
+    """Without a driver all GPUs known are down and nothing fails; after a reload energy begins anew."""
     machine.remove_driver()
     wait_until(lambda: watch.get("up") == 0.0 and watch.success("nvml") == 1.0)
     assert watch.of("GPU-1") == {"dflash_gpu_up"}
