@@ -219,3 +219,11 @@ print(n.nvmlDeviceGetCount())
         output, _ = process.communicate("\n", timeout=20)
 
     assert output == "1\n2\n"
+
+
+def test_library_without_a_script_is_a_machine_without_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has the library by accident sees no GPUs."""
+    monkeypatch.delenv("FAKE_NVML_STATE", raising=False)
+    library = ctypes.CDLL(str(driver / "libnvidia-ml.so.1"))
+
+    assert library.nvmlInitWithFlags(0) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
