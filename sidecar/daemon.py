@@ -45,7 +45,6 @@ FIRST_READINGS_S = 0.2
 GPU_CLOSE_S = 6.0
 """How long an orderly end waits for a call into the GPU driver: cutting one off has frozen GPUs."""
 POLL_S = 0.01
-NUM_COLLECTORS = 3
 TRIM_INTERVAL_S = 60.0
 MIN_PROBE_PAUSE_S = 5.0
 MAX_PROBE_PAUSE_S = 60.0
@@ -149,7 +148,7 @@ class Daemon:
         self._gpus.start()
         self._collectors.start()  # only now, because from here on the pipeline knows the trainers' processes
         deadline_s = time.monotonic() + FIRST_READINGS_S
-        while len(self._readings()) < NUM_COLLECTORS and time.monotonic() < deadline_s:
+        while not self._has_readings() and time.monotonic() < deadline_s:
             self._alarm.sleep(POLL_S)
         self._publish(self._readings())
         self._http.start()
@@ -221,6 +220,9 @@ class Daemon:
         if self._station.journal.is_on_disk:
             _log.info("writing to %s, fetching what it lacks", path)
         self._next_probe_s = time.monotonic() + self._probe_pause_s
+
+    def _has_readings(self) -> bool:
+        return self._collectors.has_read and self._gpus.has_read
 
     def _readings(self) -> list[Reading]:
         return [*self._collectors.latest(), *self._gpus.latest()]

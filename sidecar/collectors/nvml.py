@@ -74,6 +74,11 @@ class GpuFleet:
         self._xids.thread.start()
         self._driver_worker.start()
 
+    @property
+    def has_read(self) -> bool:
+        """Whether driver and GPUs have been read, or are known to be missing."""
+        return all(worker.latest() is not None for worker in (self._driver_worker, *self._workers))
+
     def latest(self) -> list[Reading]:
         """The newest reading of the driver, of each GPU, and of the events. Never blocks."""
         readings = [reading for worker in self._workers if (reading := worker.latest()) is not None]

@@ -33,6 +33,11 @@ class CollectorRunner:
         for worker in self._workers:
             worker.start()
 
+    @property
+    def has_read(self) -> bool:
+        """Whether each collector has a reading."""
+        return all(worker.latest() is not None for worker in self._workers)
+
     def latest(self) -> list[Reading]:
         """The newest reading of each collector that has finished or overrun one. Never blocks, safe from any thread."""
         return [reading for worker in self._workers if (reading := worker.latest()) is not None]

@@ -577,7 +577,7 @@ int nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned tim
     ENTER_SYSTEM();
     while (!next_event(set, event)) {
         if (seconds(CLOCK_MONOTONIC) >= deadline_s) return TIMEOUT;
-        usleep(POLL_US);
+        usleep(10 * POLL_US);
     }
     return SUCCESS;
 }
