@@ -49,6 +49,9 @@ class CollectorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     interval_s: Annotated[float, Meta(ge=0.1, description="Time between readings of host, process and GPU (s).")] = 5.0
     deadline_s: Annotated[float, Meta(gt=0, description="A reading that takes longer counts as failed (s).")] = 5.0
+    gpu_probe_s: Annotated[
+        float, Meta(gt=0, description="Time between attempts to find a missing driver, a lost or a new GPU (s).")
+    ] = 30.0
 
 
 class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True):

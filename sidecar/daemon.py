@@ -19,15 +19,11 @@ import msgspec
 
 from shared.curve import CurveClient
 from sidecar.catalogue import stored_catalogue
-from sidecar.collectors.disk import DiskCollector
-from sidecar.collectors.host import HostCollector
-from sidecar.collectors.nvml import NvmlCollector
-from sidecar.collectors.process import ProcessCollector, ProcessMemoryCollector
-from sidecar.collectors.reading import Collector, Reading
-from sidecar.collectors.runner import CollectorRunner
-from sidecar.collectors.watched import WatchedTrainers
+from sidecar.collectors.machine import Machine
+from sidecar.collectors.reading import Reading
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, is_corruption, mark_damaged
+from sidecar.gpu_owners import Owner
 from sidecar.http import HttpServer
 from sidecar.live_definitions import SETTLE_S, LiveDefinitions
 from sidecar.reloads import Reloads
@@ -44,9 +40,6 @@ CATCH_UP_S = 2.0
 FIRST_READINGS_S = 0.2
 """How long it may wait for host, process and GPU."""
 POLL_S = 0.01
-NUM_COLLECTORS = 5
-MEMORY_INTERVAL_S = 60.0
-"""The kernel walks all pages of a trainer for its unique memory."""
 TRIM_INTERVAL_S = 60.0
 MIN_PROBE_PAUSE_S = 5.0
 MAX_PROBE_PAUSE_S = 60.0
@@ -108,15 +101,8 @@ class Daemon:
             )
             self._station = open_station(self._around)
             stack.callback(self._close_station)
-            watched = WatchedTrainers(self._trainers)
-            host, disk = HostCollector(), DiskCollector(state_dir.path, self._trainers)
-            process, memory = ProcessCollector(watched), ProcessMemoryCollector(watched)
-            interval_s, deadline_s = config.collectors.interval_s, config.collectors.deadline_s
-            collectors: list[Collector] = [host, disk, process, memory, NvmlCollector()]
-            self._collectors = CollectorRunner(
-                collectors, interval_s, deadline_s, slow={memory.name: MEMORY_INTERVAL_S}
-            )
-            stack.callback(self._collectors.close)
+            self._machine = Machine(config.collectors, state_dir.path, self._trainers, self._gpu_owners)
+            stack.callback(self._machine.close)
             state_dir.announce(self._http.url)
             self._closing = stack.pop_all()
         self._document: StatusDocument
@@ -149,11 +135,11 @@ class Daemon:
     def _start(self) -> None:
         # A trainer that the journal does not know yet (it may be a new one) is to be on the first page too.
         self._open_up(live_endpoints(self._around.runtime_dir) - self._station.endpoints())
-        self._collectors.start()  # only now, because from here on the pipeline knows the trainers' processes
+        self._machine.start()  # only now, because from here on the pipeline knows the trainers' processes
         deadline_s = time.monotonic() + FIRST_READINGS_S
-        while len(self._collectors.latest()) < NUM_COLLECTORS and time.monotonic() < deadline_s:
+        while not self._machine.has_read and time.monotonic() < deadline_s:
             self._alarm.sleep(POLL_S)
-        self._publish(self._collectors.latest())
+        self._publish(self._machine.latest())
         self._http.start()
         self._is_ready = True
         self._notifier.ready(self._station.publication.summary())
@@ -178,7 +164,7 @@ class Daemon:
     def _turn(self) -> None:
         """Once around: take in, pass on, show."""
         self._reload_if_due()
-        readings = self._collectors.latest()
+        readings = self._machine.latest()
         self._station.pipeline.add_readings(readings)
         self._station.turn(self._config.interval_s)
         self._station.upload()
@@ -205,7 +191,7 @@ class Daemon:
         expected = {feed.stored.endpoint for feed in feeds if feed.stored.ended_s is None}
         self._change_station(error)
         self._open_up(expected)
-        self._publish(self._collectors.latest())
+        self._publish(self._machine.latest())
 
     def _change_station(self, error: sqlite3.Error | DatabaseError | None) -> None:
         """Close the station and make another one: on the file, moved aside if it is damaged, else in memory."""
@@ -226,6 +212,9 @@ class Daemon:
 
     def _trainers(self) -> Sequence[StoredSession]:
         return self._station.pipeline.trainers
+
+    def _gpu_owners(self) -> Mapping[str, Owner]:
+        return self._station.pipeline.gpu_owners
 
     def _close_station(self) -> None:
         self._station.close()

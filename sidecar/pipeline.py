@@ -6,11 +6,12 @@ which is still to come wait for it, because the store forgets by its newest samp
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from shared.remote import is_remote
-from sidecar.collectors.reading import Reading, families_of
+from sidecar.collectors.reading import Reading, families_of, outcomes_of
+from sidecar.gpu_owners import Owner, owners_of
 from sidecar.journal import READ_BATCH, Journal
 from sidecar.row_feed import RowFeed
 from sidecar.samples import Sample, samples_of
@@ -48,6 +49,8 @@ class Pipeline:
         """The trainer that left last, while it is to be shown as down."""
         self.trainers: Sequence[StoredSession] = ()
         """Each live trainer of this machine; replaced as a whole, so any thread may read it."""
+        self.gpu_owners: Mapping[str, Owner] = {}
+        """Bare UUID of a GPU to whose it is; replaced as a whole too."""
         self.is_caught_up = False
         self.row_keys: Sequence[str] = ()
         """Templates of the W&B keys that the definitions give now."""
@@ -80,6 +83,7 @@ class Pipeline:
             self.feeds[number].stored = stored
         live = [stored for stored in known.values() if stored.ended_s is None]
         self.trainers = [stored for stored in live if not is_remote(stored.endpoint)]
+        self.gpu_owners = owners_of(self.trainers)
         for feed in list(self.feeds.values()):
             self._advance(feed, deadline_s)
         behind = [f for f in self.feeds.values() if f.next_seq < f.stored.next_seq]
@@ -96,19 +100,33 @@ class Pipeline:
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
         """Keep the samples of new readings, in the journal too."""
-        now_s = self._wall_s()
+        by_collector: dict[str, list[Reading]] = {}
         for reading in readings:
-            last_s = self._read_s.get(reading.collector, 0.0)
-            if reading.time_s > last_s or reading.time_s <= now_s < last_s:  # the latter after the clock was set back
-                self._read_s[reading.collector] = reading.time_s
-                samples = samples_of(families_of([reading]), reading.time_s)
+            by_collector.setdefault(reading.collector, []).append(reading)
+        for collector, its_readings in by_collector.items():
+            if new := [reading for reading in its_readings if self._is_new(reading)]:
+                time_s = max(reading.time_s for reading in new)
+                samples = [sample for reading in new for sample in samples_of(reading.families, reading.time_s)]
+                samples += samples_of(outcomes_of(its_readings), time_s)
                 self._journal.append_samples(samples)
-                self.add_samples(reading.collector, samples, reading.time_s)
+                self._waiting += samples
+                families = families_of(its_readings)
+                self._show(collector, {(name, labels) for f in families for name, labels, _ in f.points}, time_s)
+
+    def _is_new(self, reading: Reading) -> bool:
+        source, now_s = f"{reading.collector} {reading.source}", self._wall_s()
+        last_s = self._read_s.get(source, 0.0)
+        if reading.time_s <= last_s and not reading.time_s <= now_s < last_s:  # the latter after the clock was set back
+            return False
+        self._read_s[source] = reading.time_s
+        return True
 
     def add_samples(self, source: str, samples: Sequence[Sample], time_s: float) -> None:
         """Keep what a source shows now; series that it no longer shows end."""
         self._waiting += samples
-        keys = {(sample.name, sample.labels) for sample in samples}
+        self._show(source, {(sample.name, sample.labels) for sample in samples}, time_s)
+
+    def _show(self, source: str, keys: set[SeriesKey], time_s: float) -> None:
         self.store.mark_stale(self._shown.get(source, set()) - keys, time_s)
         self._shown[source] = keys
 

@@ -9,12 +9,12 @@ from sidecar.catalogue import CATALOGUE
 from sidecar.collectors.catalogue import (
     CGROUP_FAMILIES,
     DISK_FAMILIES,
-    GPU_FAMILIES,
     HOST_FAMILIES,
     PROCESS_FAMILIES,
     PROCESS_MEMORY_FAMILIES,
     RUNNER_FAMILIES,
 )
+from sidecar.collectors.nvml_catalogue import GPU_FAMILIES
 from sidecar.definitions import SHIPPED_FILE, load
 from sidecar.exposition import LIVENESS_FAMILIES, SIDECAR_FAMILIES
 

@@ -1,6 +1,7 @@
 """Every family the sidecar reads from this machine itself, so that definitions can be checked without reading any."""
 
 from shared.schema import Family
+from sidecar.collectors.nvml_catalogue import GPU_FAMILIES
 
 _WHOSE = ("process",)
 """`trainer` or `sidecar`."""
@@ -76,22 +77,6 @@ CGROUP_FAMILIES = (
         "Time in which some or all (full) tasks of the group waited for a resource; version 2 only.",
         (*_WHOSE, "resource", "kind"),
     ),
-)
-
-GPU_FAMILIES = (
-    Family("dflash_gpu_up", "gauge", "Whether the driver answers for a GPU.", ("uuid",)),
-    Family("dflash_gpu_info", "gauge", "Always 1; says which GPU it is.", ("uuid", "index", "name", "driver")),
-    Family("dflash_gpu_utilization_ratio", "gauge", "Share of time in which any kernel ran.", ("uuid",)),
-    Family("dflash_gpu_memory_utilization_ratio", "gauge", "Share of time in which device memory moved.", ("uuid",)),
-    Family("dflash_gpu_memory_used_bytes", "gauge", "Device memory in use.", ("uuid",)),
-    Family("dflash_gpu_memory_reserved_bytes", "gauge", "Device memory the driver keeps for itself.", ("uuid",)),
-    Family("dflash_gpu_memory_total_bytes", "gauge", "Device memory.", ("uuid",)),
-    Family("dflash_gpu_power_watts", "gauge", "Power drawn by the board.", ("uuid",)),
-    Family("dflash_gpu_power_limit_watts", "gauge", "Power limit in force.", ("uuid",)),
-    Family("dflash_gpu_energy_joules_total", "counter", "Energy drawn since the driver was loaded.", ("uuid",)),
-    Family("dflash_gpu_temperature_celsius", "gauge", "Core temperature.", ("uuid",)),
-    Family("dflash_gpu_sm_clock_hertz", "gauge", "Clock of the multiprocessors.", ("uuid",)),
-    Family("dflash_gpu_memory_clock_hertz", "gauge", "Clock of the device memory.", ("uuid",)),
 )
 
 RUNNER_FAMILIES = (

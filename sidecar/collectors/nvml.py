@@ -1,178 +1,216 @@
-"""Reads the GPUs through NVML, each known by its UUID.
+"""All GPUs of this machine: initialises the driver, keeps a thread for each GPU, and notices those that come and go.
 
-`QUERIES` is the table of what is read: to add a signal, declare its family in the catalogue and add a row. One failing
-query never removes another, and one failing GPU never removes another:
-
-* Not supported, not permitted, or not in this driver: left out and asked again after `unsupported_retry_s`.
-* GPU lost, reset required, driver unloaded: its series go, `dflash_gpu_up` becomes 0, and the library is initialised
-  anew after `reprobe_s`, since handles of a lost GPU do not come back to life.
-* Anything else: left out this time.
-
-Without a driver library there is nothing to read, which is no failure; it is looked for again after `reprobe_s`.
+No GPU waits for another: a call that never returns leaves the other threads as they are. The driver is shut down only
+while no call is in progress. It is initialised anew, because only that brings a lost GPU back or shows a new one, when
+a GPU is lost, when the number of GPUs has changed and when the driver was missing; while nothing comes of it the pause
+grows. After a mismatch the library is loaded anew too, since an update of the driver replaces its file.
 """
 
+import _ctypes
 import contextlib
+import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
 import pynvml
 
-from sidecar.collectors.catalogue import GPU_FAMILIES
-from sidecar.collectors.reading import Value, export
+from sidecar.collectors.nvml_catalogue import GPU_FAMILIES
+from sidecar.collectors.nvml_errors import ABSENT
+from sidecar.collectors.nvml_events import XidWatch
+from sidecar.collectors.nvml_gate import CallGate, GateClosedError
+from sidecar.collectors.nvml_gpu import Gpu, GpuDetails, Owners
+from sidecar.collectors.reading import Reading, export
+from sidecar.collectors.runner import Worker
 from sidecar.samples import ExportedFamily, labels_of
 
-Handle: TypeAlias = object
-
-_ABSENT = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-_UNSUPPORTED = (
-    pynvml.NVML_ERROR_NOT_SUPPORTED,
-    pynvml.NVML_ERROR_NO_PERMISSION,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-)
-_GONE = (
-    pynvml.NVML_ERROR_GPU_IS_LOST,
-    pynvml.NVML_ERROR_GPU_NOT_FOUND,
-    pynvml.NVML_ERROR_RESET_REQUIRED,
-    pynvml.NVML_ERROR_UNINITIALIZED,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-)
+SLOW_INTERVAL_S = 10.0
+QUIET_TIMEOUT_S = 1.0
+"""How long a new initialisation waits for calls in progress before it is put off."""
+MAX_PAUSE_FACTOR = 10
+REFRESH_FACTOR = 20
+"""So many probes after the newest initialisation a new one is due where nothing else tells of an added GPU."""
+GPU_DIRECTORY = Path("/proc/driver/nvidia/gpus")
+"""Has an entry for each GPU that the kernel driver has; the library sees only those of its initialisation."""
+_log = logging.getLogger(__name__)
 
 
-class Query(NamedTuple):
-    """One driver call and the families its values belong to, in order."""
-
-    families: tuple[str, ...]
-    read: Callable[[Handle], tuple[float, ...]]
-
-
-def _utilization(handle: Handle) -> tuple[float, ...]:
-    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
-    return rates.gpu / 100, rates.memory / 100
-
-
-def _memory(handle: Handle) -> tuple[float, ...]:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    return float(memory.used), float(memory.reserved), float(memory.total)
-
-
-def _temperature(handle: Handle) -> tuple[float, ...]:
-    try:
-        return (float(pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)),)
-    except pynvml.NVMLError_FunctionNotFound:  # a driver older than the call
-        return (float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),)
-
-
-QUERIES = (
-    Query(("dflash_gpu_utilization_ratio", "dflash_gpu_memory_utilization_ratio"), _utilization),
-    Query(
-        ("dflash_gpu_memory_used_bytes", "dflash_gpu_memory_reserved_bytes", "dflash_gpu_memory_total_bytes"), _memory
-    ),
-    Query(("dflash_gpu_power_watts",), lambda h: (pynvml.nvmlDeviceGetPowerUsage(h) / 1e3,)),
-    Query(("dflash_gpu_power_limit_watts",), lambda h: (pynvml.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3,)),
-    Query(("dflash_gpu_energy_joules_total",), lambda h: (pynvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3,)),
-    Query(("dflash_gpu_temperature_celsius",), _temperature),
-    Query(("dflash_gpu_sm_clock_hertz",), lambda h: (pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_SM) * 1e6,)),
-    Query(
-        ("dflash_gpu_memory_clock_hertz",), lambda h: (pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_MEM) * 1e6,)
-    ),
-)
-
-
-class _Gpu:
-    def __init__(self, uuid: str) -> None:
-        self.uuid = uuid
-        self.handle: Handle | None = None
-        self.index = 0
-        self.name = ""
-        self.retry_s: dict[Query, float] = {}
-
-
-class NvmlCollector:
-    """Read all GPUs of this machine.
+class GpuFleet:
+    """Reads all GPUs until closed; itself a collector, which looks after the driver.
 
     Args:
-        reprobe_s: time between attempts to find a missing driver or a lost GPU.
-        unsupported_retry_s: time until a query that a GPU does not support is tried again.
-        clock: monotonic seconds.
+        interval_s: time between two readings of a GPU.
+        deadline_s: a reading that takes longer counts as failed.
+        probe_s: time between attempts to find a missing driver or a lost or new GPU.
+        owners: whose GPUs they are.
     """
 
     name = "nvml"
 
     def __init__(
-        self,
-        reprobe_s: float = 30.0,
-        unsupported_retry_s: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, interval_s: float, deadline_s: float, probe_s: float = 30.0, owners: Owners | None = None
     ) -> None:
-        self._reprobe_s = reprobe_s
-        self._unsupported_retry_s = unsupported_retry_s
-        self._clock = clock
-        self._initialized = False
+        self._pace = (interval_s, deadline_s)
+        self._probe_s = probe_s
+        self._owners = owners or Owners()
+        self._gate = CallGate()
+        self._xids = XidWatch(self._gate, interval_s)
+        self._gpus: tuple[Gpu, ...] = ()
+        self._workers: tuple[Worker, ...] = ()
+        self._seen: set[str] = set()
+        self._is_initialized = False
         self._next_probe_s = float("-inf")
-        self._driver = ""
-        self._gpus: dict[str, _Gpu] = {}
+        self._next_init_s = float("-inf")
+        self._num_vain = 0
+        self._initialized_s = 0.0
+        self._present: frozenset[str] | None = None
+        self._failure: pynvml.NVMLError | None = None
+        self._driver_worker = Worker(self, *self._pace, source="driver")
 
-    def collect(self) -> tuple[ExportedFamily, ...]:
-        """Read all GPUs now; raises NVMLError when the driver is there but refuses to be used."""
-        now_s = self._clock()
-        lost = any(gpu.handle is None for gpu in self._gpus.values())
-        if (lost or not self._initialized) and now_s >= self._next_probe_s:
-            self._next_probe_s = now_s + self._reprobe_s
-            self._connect()
-        return export(GPU_FAMILIES, [value for gpu in self._gpus.values() for value in self._values(gpu, now_s)])
+    def start(self) -> None:
+        """Start looking for GPUs."""
+        self._xids.thread.start()
+        self._driver_worker.start()
 
-    def _connect(self) -> None:
-        """Initialise the library anew and find the GPUs; those known before and not found stay known as lost."""
-        for gpu in self._gpus.values():
-            gpu.handle = None
-        if self._initialized:
-            self._initialized = False
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+    @property
+    def has_read(self) -> bool:
+        """Whether driver and GPUs have been read, or are known to be missing."""
+        return all(worker.latest() is not None for worker in (self._driver_worker, *self._workers))
+
+    def latest(self) -> list[Reading]:
+        """The newest reading of the driver, of each GPU, and of the events. Never blocks."""
+        readings = [reading for worker in self._workers if (reading := worker.latest()) is not None]
+        lost = {
+            reading.source: reading for reading in readings if reading.collector == Gpu.name and not reading.success
+        }
+        driver = self._driver_worker.latest()
+        return [
+            *([] if driver is None else [driver]),
+            *(_without_details(reading, lost.get(reading.source)) for reading in readings),
+            *self._xids.latest(),
+        ]
+
+    def close(self, timeout_s: float) -> None:
+        """Let calls in progress return and shut the driver down; a call that does not return in time is abandoned."""
+        deadline_s = time.monotonic() + timeout_s
+        self._xids.stop()
+        self._driver_worker.stopping.set()
+        self._driver_worker.join_until(deadline_s)  # from here on nobody starts another thread
+        for worker in self._workers:
+            worker.stopping.set()
+        if not self._gate.close(max(deadline_s - time.monotonic(), 0.0)) or self._driver_worker.is_alive():
+            _log.warning("a call into the GPU driver does not return; it is abandoned")
+            return
+        if self._is_initialized:
+            shutdown = threading.Thread(target=_shutdown, name="nvml-shutdown", daemon=True)
+            shutdown.start()
+            shutdown.join(max(deadline_s - time.monotonic(), 0.1))
+
+    def collect(self) -> Sequence[ExportedFamily]:
+        """Look after the driver when it is time; raises NVMLError when it is there but refuses to be used."""
+        now_s = time.monotonic()
+        if now_s >= self._next_probe_s:
+            self._probe(now_s)
+        if self._failure is not None:
+            raise self._failure
+        self._seen |= {gpu.uuid for gpu in self._gpus if gpu.uuid}
+        missing = self._seen - {gpu.uuid for gpu in self._gpus}
+        return export(GPU_FAMILIES, [("dflash_gpu_up", labels_of(uuid=uuid), 0.0) for uuid in sorted(missing)])
+
+    def unread(self) -> Sequence[ExportedFamily]:
+        """What is shown while the driver refuses: the GPUs known are down."""
+        return export(GPU_FAMILIES, [("dflash_gpu_up", labels_of(uuid=uuid), 0.0) for uuid in sorted(self._seen)])
+
+    def _probe(self, now_s: float) -> None:
+        if self._is_initialized and not self._is_wrong():
+            self._num_vain = 0
+            self._next_probe_s = now_s + self._probe_s
+            return
+        self._next_probe_s = now_s + self._probe_s
+        if self._is_initialized:
+            if now_s < self._next_init_s or not self._gate.close(QUIET_TIMEOUT_S):
+                return
+            self._num_vain += 1
+            self._is_initialized = False
+            _shutdown()
+        self._next_init_s = now_s + self._probe_s * min(2 ** min(self._num_vain, 8) - 1, MAX_PAUSE_FACTOR)
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            if error.value in _ABSENT:
+            self._forget_gpus()
+            self._failure = None
+            if error.value in ABSENT:
                 return
-            self._next_probe_s = float("-inf")  # a failure to report at every reading, until it is over
-            raise
-        self._initialized = True
-        self._driver = pynvml.nvmlSystemGetDriverVersion()
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            self._find(index)
+            self._next_probe_s = now_s + min(self._probe_s, 5.0)
+            if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+                _unload_library()
+            self._failure = error
+            return
+        self._is_initialized, self._failure = True, None
+        self._initialized_s, self._present = now_s, _present()
+        self._gate.open()
+        self._keep_threads(pynvml.nvmlDeviceGetCount())
 
-    def _find(self, index: int) -> None:
+    def _is_wrong(self) -> bool:
+        """Whether only a new initialisation helps."""
         try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-        except pynvml.NVMLError:
-            return  # lost: known as such if it was ever seen
-        gpu = self._gpus.setdefault(uuid, _Gpu(uuid))
-        gpu.handle, gpu.index, gpu.name = handle, index, name
-        gpu.retry_s.clear()
+            with self._gate.calls():
+                if pynvml.nvmlDeviceGetCount() != len(self._gpus) or any(gpu.is_lost for gpu in self._gpus):
+                    return True
+        except (GateClosedError, pynvml.NVMLError):
+            return True
+        present = _present()
+        is_due = time.monotonic() >= self._initialized_s + REFRESH_FACTOR * self._probe_s
+        return is_due if present is None else present != self._present
 
-    def _values(self, gpu: _Gpu, now_s: float) -> Iterator[Value]:
-        uuid = labels_of(uuid=gpu.uuid)
-        readings = self._read(gpu, now_s)
-        yield "dflash_gpu_up", uuid, float(gpu.handle is not None)
-        if gpu.handle is not None:
-            info = labels_of(uuid=gpu.uuid, index=str(gpu.index), name=gpu.name, driver=self._driver)
-            yield "dflash_gpu_info", info, 1.0
-            yield from ((family, uuid, value) for family, value in readings)
+    def _forget_gpus(self) -> None:
+        self._seen |= {gpu.uuid for gpu in self._gpus if gpu.uuid}
+        self._keep_threads(0)
 
-    def _read(self, gpu: _Gpu, now_s: float) -> list[tuple[str, float]]:
-        """Values by family; clears the GPU's handle when it turns out to be gone."""
-        readings: list[tuple[str, float]] = []
-        for query in QUERIES:
-            if gpu.handle is None or gpu.retry_s.get(query, now_s) > now_s:
-                continue
-            try:
-                readings += zip(query.families, query.read(gpu.handle), strict=True)
-            except pynvml.NVMLError as error:
-                if error.value in _GONE:
-                    gpu.handle = None
-                elif error.value in _UNSUPPORTED:
-                    gpu.retry_s[query] = now_s + self._unsupported_retry_s
-        return readings
+    def _keep_threads(self, num_gpus: int) -> None:
+        """Have two threads for each GPU; those that are there stay."""
+        for worker in self._workers[2 * num_gpus :]:
+            worker.stopping.set()
+        gpus, workers = list(self._gpus[:num_gpus]), list(self._workers[: 2 * num_gpus])
+        interval_s, deadline_s = self._pace
+        for index in range(len(gpus), num_gpus):
+            gpu = Gpu(index, self._gate, self._xids, self._owners)
+            gpus.append(gpu)
+            slow_s = max(SLOW_INTERVAL_S, interval_s) if interval_s >= 1.0 else 10 * interval_s
+            workers += [
+                Worker(gpu, interval_s, deadline_s, source=f"gpu{index}"),
+                Worker(GpuDetails(gpu, self._gate), slow_s, deadline_s, source=f"gpu{index}"),
+            ]
+            workers[-2].start()
+            workers[-1].start()
+        self._gpus, self._workers = tuple(gpus), tuple(workers)
+
+
+def _present() -> frozenset[str] | None:
+    """The GPUs of the kernel driver; None where it does not say."""
+    try:
+        return frozenset(path.name for path in GPU_DIRECTORY.iterdir())
+    except OSError:
+        return None
+
+
+def _without_details(reading: Reading, lost: Reading | None) -> Reading:
+    """What a slow reading is worth once its GPU is lost: nothing, or it would look alive until the next."""
+    if lost is None or reading.collector != GpuDetails.name:
+        return reading
+    return msgspec.structs.replace(reading, success=False, families=(), time_s=lost.time_s, error=lost.error)
+
+
+def _shutdown() -> None:
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
+
+
+def _unload_library() -> None:
+    """Let go of a library that does not fit the driver, so that the next attempt loads the file that is there then."""
+    library, pynvml.nvmlLib = pynvml.nvmlLib, None
+    pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - it holds functions of the library that goes
+    if library is not None:
+        _ctypes.dlclose(library._handle)  # noqa: SLF001 - ctypes has no public way to close a library

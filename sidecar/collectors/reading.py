@@ -29,9 +29,13 @@ class Collector(Protocol):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest outcome of one collector; `families` is empty unless it worked. `time_s` is Unix time."""
+    """The newest outcome of one collector, or of one of its sources (a GPU), which fail each by itself.
+
+    Of a failed reading `families` says no more than what has failed. `time_s` is Unix time.
+    """
 
     collector: str
+    source: str = ""
     success: bool
     time_s: float
     duration_s: float
@@ -53,11 +57,22 @@ def export(families: Iterable[Family], values: Iterable[Value]) -> tuple[Exporte
     return exported
 
 
+def outcomes_of(readings: Sequence[Reading]) -> tuple[ExportedFamily, ...]:
+    """How each collector fared: it worked if all its sources did, and took as long as the slowest."""
+    success: dict[str, bool] = {}
+    duration_s: dict[str, float] = {}
+    for reading in readings:
+        name = reading.collector
+        success[name] = success.get(name, True) and reading.success
+        duration_s[name] = max(duration_s.get(name, 0.0), reading.duration_s)
+    values: list[Value] = []
+    for name, worked in success.items():
+        labels = labels_of(collector=name)
+        values.append(("dflash_collector_success", labels, float(worked)))
+        values.append(("dflash_collector_duration_seconds", labels, duration_s[name]))
+    return export(RUNNER_FAMILIES, values)
+
+
 def families_of(readings: Sequence[Reading]) -> tuple[ExportedFamily, ...]:
     """Everything the readings hold, and how each collector fared."""
-    values: list[Value] = []
-    for reading in readings:
-        labels = labels_of(collector=reading.collector)
-        values.append(("dflash_collector_success", labels, float(reading.success)))
-        values.append(("dflash_collector_duration_seconds", labels, reading.duration_s))
-    return (*(family for reading in readings for family in reading.families), *export(RUNNER_FAMILIES, values))
+    return (*(family for reading in readings for family in reading.families), *outcomes_of(readings))

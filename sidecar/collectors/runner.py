@@ -8,10 +8,11 @@ as good as any. The threads are daemons, so a hung one does not keep the process
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from sidecar.collectors.reading import Collector, Reading
+from sidecar.samples import ExportedFamily
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,12 +34,17 @@ class CollectorRunner:
         deadline_s: float,
         slow: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._workers = [_Worker(each, slow.get(each.name, interval_s), deadline_s) for each in collectors]
+        self._workers = [Worker(each, slow.get(each.name, interval_s), deadline_s) for each in collectors]
 
     def start(self) -> None:
         """Start all threads."""
         for worker in self._workers:
             worker.start()
+
+    @property
+    def has_read(self) -> bool:
+        """Whether each collector has a reading."""
+        return all(worker.latest() is not None for worker in self._workers)
 
     def latest(self) -> list[Reading]:
         """The newest reading of each collector that has finished or overrun one. Never blocks, safe from any thread."""
@@ -50,13 +56,23 @@ class CollectorRunner:
         for worker in self._workers:
             worker.stopping.set()
         for worker in self._workers:
-            if worker.is_alive():
-                worker.join(max(deadline_s - time.monotonic(), 0.0))
+            worker.join_until(deadline_s)
 
 
-class _Worker(threading.Thread):
-    def __init__(self, collector: Collector, interval_s: float, deadline_s: float) -> None:
-        super().__init__(name=f"collect-{collector.name}", daemon=True)
+class Worker(threading.Thread):
+    """Reads one collector periodically.
+
+    Args:
+        collector: only this thread calls it, but for `unread`.
+        interval_s: time from the start of one reading to the start of the next.
+        deadline_s: a reading that takes longer counts as failed.
+        source: which one it is, of a collector that has several.
+    """
+
+    def __init__(self, collector: Collector, interval_s: float, deadline_s: float, source: str = "") -> None:
+        super().__init__(name=f"collect-{collector.name}-{source}".rstrip("-"), daemon=True)
+        self._source = source
+        self._unread: Callable[[], Sequence[ExportedFamily]] = getattr(collector, "unread", tuple)
         self._collector = collector
         self._interval_s = interval_s
         self._deadline_s = deadline_s
@@ -66,25 +82,26 @@ class _Worker(threading.Thread):
         self.stopping = threading.Event()
 
     def run(self) -> None:
+        """Read until told to stop."""
         while not self.stopping.is_set():
             self._started_s = started_s = time.monotonic()
-            self._reading = reading = self._read(started_s)
+            self._reading = self._read(started_s)
             self._started_s = None
-            self._report(reading)
             self.stopping.wait(max(started_s + self._interval_s - time.monotonic(), 0.0))
 
     def latest(self) -> Reading | None:
-        """The finished reading, or a failed one when the call in progress is over its deadline."""
-        started_s = self._started_s
-        if started_s is None or (elapsed_s := time.monotonic() - started_s) <= self._deadline_s:
-            return self._reading
-        return Reading(
-            collector=self._collector.name,
-            success=False,
-            time_s=time.time(),
-            duration_s=elapsed_s,
-            error=f"no answer within {self._deadline_s:g} s",
-        )
+        """The finished reading, or a failed one when the call in progress is over its deadline; logs a change."""
+        started_s, reading = self._started_s, self._reading
+        if started_s is not None and (elapsed_s := time.monotonic() - started_s) > self._deadline_s:
+            reading = self._failed(time.time(), elapsed_s, f"no answer within {self._deadline_s:g} s")
+        if reading is not None:
+            self._report(reading)
+        return reading
+
+    def join_until(self, deadline_s: float) -> None:
+        """Wait for the reading in progress until a monotonic time."""
+        if self.is_alive():
+            self.join(max(deadline_s - time.monotonic(), 0.0))
 
     def _read(self, started_s: float) -> Reading:
         time_s = time.time()
@@ -94,20 +111,33 @@ class _Worker(threading.Thread):
             families, error = (), f"{type(failure).__name__}: {failure}"
         duration_s = time.monotonic() - started_s
         if duration_s > self._deadline_s:
-            families, error = (), f"took {duration_s:.1f} s, at most {self._deadline_s:g} s are allowed"
+            error = f"took {duration_s:.1f} s, at most {self._deadline_s:g} s are allowed"
+        if error:
+            return self._failed(time_s, duration_s, error)
         return Reading(
             collector=self._collector.name,
-            success=not error,
+            source=self._source,
+            success=True,
             time_s=time_s,
             duration_s=duration_s,
             families=families,
+        )
+
+    def _failed(self, time_s: float, duration_s: float, error: str) -> Reading:
+        return Reading(
+            collector=self._collector.name,
+            source=self._source,
+            success=False,
+            time_s=time_s,
+            duration_s=duration_s,
+            families=tuple(self._unread()),
             error=error,
         )
 
     def _report(self, reading: Reading) -> None:
         """Log a change from working to failing and back, not every failure."""
         if not reading.success and not self._failing:
-            _LOG.warning("collector %s: %s", reading.collector, reading.error)
+            _LOG.warning("collector %s: %s", f"{reading.collector} {reading.source}".strip(), reading.error)
         elif reading.success and self._failing:
-            _LOG.info("collector %s works again", reading.collector)
+            _LOG.info("collector %s works again", f"{reading.collector} {reading.source}".strip())
         self._failing = not reading.success

@@ -77,6 +77,10 @@ class WatchedTrainers:
                     self._look_for(session)
             return list(self._found.values())
 
+    def labels_by_pid(self) -> dict[int, Labels]:
+        """Process id, as it is here, to labels of each."""
+        return {watched.process.pid: watched.labels for watched in self()}
+
     def _look_for(self, session: StoredSession) -> None:
         """Find a process, and say once when it cannot be found and once when it is found after all."""
         found = find(session)

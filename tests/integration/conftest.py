@@ -22,3 +22,9 @@ def server() -> Iterator[FakeWandb]:
     server = FakeWandb().start()
     yield server
     server.close()
+
+
+@pytest.fixture
+def uploading(place: Place, server: FakeWandb) -> None:
+    """Let the processes of the place use the server."""
+    place.environ |= server.environment

@@ -9,11 +9,7 @@ from sidecar_process import Place, wait_for
 ONLINE = ("--set", "wandb.mode=online", "--set", "wandb.transmit_interval_s=1", "--set", "wandb.interval_s=0.5")
 
 
-@pytest.fixture
-def place(place: Place, server: FakeWandb) -> Place:
-    """A place whose processes use the server."""
-    place.environ |= server.environment
-    return place
+pytestmark = pytest.mark.usefixtures("uploading")
 
 
 def definition(name: str, at: str, key: str) -> str:

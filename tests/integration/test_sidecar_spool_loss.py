@@ -14,11 +14,7 @@ ONLINE = (
 )
 
 
-@pytest.fixture
-def place(place: Place, server: FakeWandb) -> Place:
-    """A place whose processes use the server."""
-    place.environ |= server.environment
-    return place
+pytestmark = pytest.mark.usefixtures("uploading")
 
 
 def assert_complete(run: Run, num_steps: int) -> None:

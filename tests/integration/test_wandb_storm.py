@@ -19,11 +19,7 @@ NUM_KILLS = [5, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(90
 VICTIMS = {"the child": "sidecar.sinks.wandb_child", "wandb-core": "wandb-core"}
 
 
-@pytest.fixture
-def place(place: Place, server: FakeWandb) -> Place:
-    """A place whose processes use the server."""
-    place.environ |= server.environment
-    return place
+pytestmark = pytest.mark.usefixtures("uploading")
 
 
 def descendant(pid: int, word: str) -> int | None:
