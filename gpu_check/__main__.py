@@ -106,7 +106,7 @@ def _attempts(checks: dict[str, Check]) -> list[Outcome]:
 def _machine() -> Figures:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     cuda = torch.version.cuda
-    return {"gpus": gpus, "torch": torch.__version__, "cuda": cuda, "cpus": len(os.sched_getaffinity(0))}
+    return {"gpus": gpus, "torch": str(torch.__version__), "cuda": cuda, "cpus": len(os.sched_getaffinity(0))}
 
 
 def _parser() -> argparse.ArgumentParser:

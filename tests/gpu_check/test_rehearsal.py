@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml_machine import Machine, build_fake_driver, driver_environment
+from nvml_machine import Machine, MovingCounter, build_fake_driver, driver_environment
 from training_run import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -46,12 +47,14 @@ def outcomes(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {name: check["outcome"] for name, check in checks.items()}
 
 
+@pytest.mark.slow
 def test_everything_passes_or_needs_a_gpu(tmp_path: Path, small_target: Path) -> None:
     """1. Two GPUs draw steady power, one under its power cap. 2. All checks. Result: their units are told."""
     rehearsal = Rehearsal(tmp_path, small_target)
     for gpu in (0, 1):
         rehearsal.machine.set_power(gpu, 300_000 + gpu)
-    rehearsal.machine.cap_power(0)
+    capped = MovingCounter(5_000_000_000, 1e9, time.time())
+    rehearsal.machine.set(gpu0__violation__0=capped, gpu1__violation__0=7, gpu1__clock_event_reasons=0)
 
     checks = rehearsal.run("--tests", "tests/trainer/test_step_path.py -m gpu")
 
@@ -65,17 +68,19 @@ def test_everything_passes_or_needs_a_gpu(tmp_path: Path, small_target: Path) ->
     assert checks["training"]["figures"]["records_lost"] == 0
 
 
+@pytest.mark.slow
 def test_one_that_fails_hides_no_other(tmp_path: Path, small_target: Path) -> None:
-    """Energy in the wrong unit, a lost GPU and a run with a bad setting: three checks fail, the others go on."""
+    """Power in a wrong unit, a temperature not read, a run with a bad setting, no tests: the rest goes on."""
     rehearsal = Rehearsal(tmp_path, small_target)
     rehearsal.machine.set_power(0, 300_000)
     rehearsal.machine.set(gpu0__power_mw="300", gpu1__temperature_c="!999")
 
-    checks = rehearsal.run("--train=--set=train.steps=none", "--tests", "tests/gpu_check/no_such_file", status=1)
+    checks = rehearsal.run("--train=--set=train.optimizer=sgd", "--tests", "tests/gpu_check/no_such_file", status=1)
 
     assert {name for name, check in checks.items() if check["outcome"] == "failed"} == {
         "nvml_fields",
         "energy_units",
+        "driver_units",  # a driver that counts nothing under its power cap
         "training",
         "synchronisations",
         "allocator",
@@ -84,7 +89,7 @@ def test_one_that_fails_hides_no_other(tmp_path: Path, small_target: Path) -> No
     }
     assert checks["nvml_fields"]["detail"] == "not read: dflash_gpu_temperature_celsius of GPU-1"
     assert "should be 0.8 to 1.25" in checks["energy_units"]["detail"]
-    assert "train.steps" in checks["training"]["detail"]
+    assert "train.optimizer" in checks["training"]["detail"]
     assert "see the check before" in checks["owners"]["detail"]
 
 
