@@ -28,6 +28,8 @@ EXPECTED = (
     "dflash_gpu_memory_clock_hertz",
 )
 """What every NVIDIA GPU of a training machine says of itself."""
+NOT_OF_DIVIDED = "dflash_gpu_utilization_ratio"
+"""While MIG is on, the driver says it neither of the GPU nor of its instances."""
 MAYBE_NEVER = frozenset(family.name for family in EVENT_FAMILIES)
 """These have no series until something has happened."""
 
@@ -72,6 +74,12 @@ class GpuReadings:
             if name == "dflash_gpu_up" and any(point.value == 1.0 for point in points)
         )
 
+    def is_divided(self, uuid: str) -> bool:
+        """Whether MIG instances were seen on a GPU, which share its place on the bus."""
+        infos = [dict(labels) for name, labels in self._series if name == "dflash_gpu_info"]
+        places = {info["pci_bus_id"] for info in infos if info["uuid"] == uuid}
+        return any(info["pci_bus_id"] in places and info["uuid"].startswith("MIG-") for info in infos)
+
     def points(self, name: str, uuid: str, **labels: str) -> list[Point]:
         """The values of one series, oldest first; `name` without its common beginning."""
         wanted = {"uuid": uuid, **labels}
@@ -115,4 +123,6 @@ def check_fields(readings: GpuReadings, figures: Figures) -> str:
 
 
 def _has(readings: GpuReadings, name: str, uuid: str) -> bool:
+    if name == NOT_OF_DIVIDED and readings.is_divided(uuid):
+        return True
     return any(found == name and ("uuid", uuid) in labels for found, labels, _ in readings.newest())
