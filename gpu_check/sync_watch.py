@@ -85,11 +85,11 @@ def on_step_path(found: Sequence[Synchronisation], times_s: Sequence[float]) -> 
 
 
 def _place() -> str:
-    frames = [frame for frame in traceback.extract_stack() if frame.filename not in {__file__, warnings.__file__}]
-    own = [frame for frame in frames if _is_own(Path(frame.filename))]
-    frame = (own or frames)[-1]
-    path = Path(frame.filename)
-    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{frame.lineno} in {frame.name}"
+    """Found without reading any source: it is called in the middle of a step."""
+    stack = [(Path(frame.f_code.co_filename), line, frame.f_code.co_name) for frame, line in traceback.walk_stack(None)]
+    stack = [entry for entry in stack if str(entry[0]) not in {__file__, warnings.__file__}]
+    path, line, function = next((entry for entry in stack if _is_own(entry[0])), stack[0])
+    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{line} in {function}"
 
 
 def _is_own(path: Path) -> bool:
