@@ -26,6 +26,9 @@ EXIT_FAILED = 1
 EXIT_NO_GPU = 2
 LOAD_S = 10.0
 RUN_S = 8.0
+TOTAL_S = 230.0
+MIN_TESTS_S = 30.0
+"""The tests may take what is left of the whole, and so much at least."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +66,7 @@ def missing_gpu() -> str | None:
 
 
 def _run(arguments: argparse.Namespace) -> list[Outcome]:
+    end_s = time.monotonic() + TOTAL_S
     num_gpus = 0 if arguments.rehearse else torch.cuda.device_count()
     indices = range(num_gpus)
     uuids = [uuid_of(torch.device("cuda", index), torch.cuda, os.environ) for index in indices]
@@ -90,7 +94,9 @@ def _run(arguments: argparse.Namespace) -> list[Outcome]:
             "synchronisations": run.check_synchronisations,
             "allocator": run.check_allocator,
             "owners": run.check_owners,
-            "gpu_tests": lambda figures: check_gpu_tests(figures, arguments.tests.split()),
+            "gpu_tests": lambda figures: check_gpu_tests(
+                figures, arguments.tests.split(), max(end_s - time.monotonic(), MIN_TESTS_S)
+            ),
         }
     )
 

@@ -16,7 +16,7 @@ from gpu_check.outcome import CheckFailedError, CheckSkippedError, Figures
 from sidecar.collectors.nvml_throttle import REASONS
 
 SETTLE_S = 2.0
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 30.0
 ENERGY_RATIO = (0.8, 1.25)
 """Counter and power meter of one GPU differ by some percent; a wrong unit differs by a thousand."""
 THROTTLE_RATIO = (0.9, 1.1)
