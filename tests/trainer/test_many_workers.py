@@ -1,0 +1,174 @@
+"""Several targets and drafters in one process, and several processes: the same training, only faster."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trainer.app import main
+from trainer.drafter_worker import DrafterWorker
+from trainer.target_worker import TargetWorker
+from trainer.transfers import HiddenBatch
+
+STEPS = 6
+TWO = '["cpu", "cpu"]'
+MANY = (f"--set=devices.targets={TWO}", f"--set=devices.drafters={TWO}")
+
+
+def arguments(small_target: Path, out_dir: Path, *extra: str) -> list[str]:
+    """A short run of four batches a step, whose queue mixes lengths."""
+    settings = {
+        "target.path": small_target,
+        "target.layer_ids": "[0, 1, 2]",
+        "data.path": small_target / "train.jsonl",
+        "data.num_held_out": 4,
+        "drafter.block_size": 4,
+        "train.steps": STEPS,
+        "train.batch_size": 2,
+        "train.accumulate": 4,
+        "train.num_anchors": 4,
+        "train.learning_rate": 0.003,
+        "queue.hs_min_ready": 3,
+        "queue.oldest_every": 3,
+        "evaluation.num_prompts": 0,
+        "telemetry.enabled": "false",
+        "devices.cpu_threads": 1,
+    }
+    return [*(f"--set={key}={value}" for key, value in settings.items()), "--out", str(out_dir), *extra]
+
+
+@pytest.fixture(autouse=True)
+def _runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+def weights(out_dir: Path) -> dict[str, torch.Tensor]:
+    """The fp32 weights of the newest checkpoint."""
+    checkpoints = out_dir / "checkpoints"
+    return load_file(checkpoints / (checkpoints / "latest").read_text() / "drafter.safetensors")
+
+
+def difference(left: Path, right: Path) -> float:
+    """The largest difference of any weight."""
+    left_weights, right_weights = weights(left), weights(right)
+    return max(float((tensor - right_weights[name]).abs().max()) for name, tensor in left_weights.items())
+
+
+def torchrun(num_processes: int, *command: str) -> "subprocess.CompletedProcess[str]":
+    """Run the trainer in several processes of this machine."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    return subprocess.run(
+        [*launcher, "-m", "trainer.app", *command], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_two_by_two_train_what_one_by_one_does(small_target: Path, tmp_path: Path) -> None:
+    """After six steps the weights of 2 x 2 workers are those of one pair, up to the order of additions."""
+    main(arguments(small_target, tmp_path / "one"))
+    main(arguments(small_target, tmp_path / "many", *MANY))
+
+    assert 0 < difference(tmp_path / "one", tmp_path / "many") < 1e-5
+
+
+def test_gradients_are_those_of_the_concatenated_batch(
+    small_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four batches over 2 x 2 workers, and the same eight sequences as one batch of one pair: gradients within 1e-6."""
+    gradients: dict[str, torch.Tensor] = {}
+    shapes: list[int] = []
+    count = DrafterWorker._count
+
+    def keep(worker: DrafterWorker, *arguments: object) -> None:
+        gradients[name] = worker._flat.gradients.clone()
+        count(worker, *arguments)  # type: ignore[arg-type]  # passed through
+
+    hidden = TargetWorker._hidden
+
+    def look(worker: TargetWorker, batch: object, *arguments: object) -> HiddenBatch:
+        shapes.append(len(batch.lengths))  # type: ignore[attr-defined]  # a Batch
+        return hidden(worker, batch, *arguments)  # type: ignore[arg-type]  # passed through
+
+    monkeypatch.setattr(DrafterWorker, "_count", keep)
+    monkeypatch.setattr(TargetWorker, "_hidden", look)
+    # Eight sequences in all, and every possible anchor is drawn, so that no random number matters. One step.
+    data = tmp_path / "eight.jsonl"
+    lines = (small_target / "train.jsonl").read_text().splitlines()[:9]
+    data.write_text("\n".join(lines))
+    common = (f"--set=data.path={data}", "--set=data.num_held_out=1", "--set=train.num_anchors=200")
+    common += ("--set=train.grad_clip=1e9", "--max-steps=1", "--set=queue.hs_min_ready=1")
+    name = "many"
+    main(arguments(small_target, tmp_path / name, *common, *MANY))
+    name = "one"
+    main(arguments(small_target, tmp_path / name, *common, "--set=train.batch_size=8", "--set=train.accumulate=1"))
+
+    assert {2, 8} <= set(shapes)
+    assert float(gradients["one"].abs().max()) > 1e-3
+    torch.testing.assert_close(gradients["many"], gradients["one"], atol=1e-6, rtol=0)
+
+
+def test_many_workers_resume_to_the_bit(small_target: Path, tmp_path: Path) -> None:
+    """2 x 2 workers, stopped and resumed with another number of targets, end like a run never stopped, to the bit."""
+    main(arguments(small_target, tmp_path / "whole", *MANY))
+    main(arguments(small_target, tmp_path / "broken", *MANY, "--max-steps=3"))
+    assert main(["--resume", "--out", str(tmp_path / "broken"), '--set=devices.targets=["cpu", "cpu", "cpu"]']) == 0
+
+    assert difference(tmp_path / "whole", tmp_path / "broken") == 0
+
+
+def test_resume_with_fewer_drafters_goes_on(small_target: Path, tmp_path: Path) -> None:
+    """A run of two drafters goes on with one, and trains the same up to rounding."""
+    main(arguments(small_target, tmp_path / "whole", *MANY))
+    main(arguments(small_target, tmp_path / "broken", *MANY, "--max-steps=3"))
+    assert main(["--resume", "--out", str(tmp_path / "broken"), "--set=devices.drafters=[]"]) == 0
+
+    assert difference(tmp_path / "whole", tmp_path / "broken") < 1e-5
+
+
+@pytest.mark.parametrize(("worker", "method"), [(TargetWorker, "_hidden"), (DrafterWorker, "_learn")])
+def test_a_dead_worker_ends_the_run_with_its_own_error(
+    small_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: type, method: str
+) -> None:
+    """One worker of four fails in the middle, the others wait for it: the run ends, with that worker's error."""
+    original, calls = getattr(worker, method), []
+
+    def fail_later(*arguments: object) -> object:
+        calls.append(1)
+        if len(calls) == 9:
+            raise RuntimeError("this GPU has fallen off the bus")
+        return original(*arguments)
+
+    monkeypatch.setattr(worker, method, fail_later)
+
+    with pytest.raises(RuntimeError, match="this GPU has fallen off the bus"):
+        main(arguments(small_target, tmp_path / "run", *MANY))
+
+
+def test_steps_that_do_not_divide_are_refused(
+    small_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four batches a step among three drafters: one line; without `train.accumulate` each drafter gets one."""
+    three = '--set=devices.drafters=["cpu", "cpu", "cpu"]'
+    status = main(arguments(small_target, tmp_path / "refused", three))
+    error = capsys.readouterr().err
+    main(arguments(small_target, tmp_path / "run", three, "--set=train.accumulate=0", "--max-steps=1"))
+
+    assert status == 2
+    assert "train.accumulate=4 does not divide among 3 drafters" in error
+    assert not (tmp_path / "refused").exists()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["accumulate"] == 3
+
+
+def test_two_processes_train_what_one_does(small_target: Path, tmp_path: Path) -> None:
+    """1. Two processes to step 3. 2. The same to the end. 3. From step 3 with one process. Result: as one process."""
+    main(arguments(small_target, tmp_path / "one", "--set=queue.hs_min_ready=1"))
+    two = arguments(small_target, tmp_path / "two", "--set=queue.hs_min_ready=1", "--max-steps=3")
+    done = torchrun(2, *two)
+    assert done.returncode == 0, done.stderr
+    assert main(["--resume", "--out", str(tmp_path / "two"), "--set=telemetry.enabled=false"]) == 0
+
+    assert difference(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert json.loads((tmp_path / "two" / "report.json").read_text())["steps"] == STEPS
