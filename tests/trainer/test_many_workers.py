@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from trainer.app import main
 from trainer.drafter_worker import DrafterWorker
+from trainer.pipeline import Pipeline
 from trainer.target_worker import TargetWorker
 from trainer.transfers import HiddenBatch
 
@@ -59,7 +61,7 @@ def difference(left: Path, right: Path) -> float:
 
 
 def torchrun(num_processes: int, *command: str) -> "subprocess.CompletedProcess[str]":
-    """Run the trainer in several processes of this machine."""
+    """Run the trainer in several processes of this machine; most of the time goes into loading torch in each."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     return subprocess.run(
         [*launcher, "-m", "trainer.app", *command], capture_output=True, text=True, timeout=120, check=False
@@ -172,3 +174,35 @@ def test_two_processes_train_what_one_does(small_target: Path, tmp_path: Path) -
 
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-5
     assert json.loads((tmp_path / "two" / "report.json").read_text())["steps"] == STEPS
+
+
+def test_hs_min_ready_shapes_the_mix_of_lengths(
+    small_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In runs over half an epoch the published histogram of lengths moves to long sequences with hs_min_ready 1, 8, 32."""
+    histograms: list[list[float]] = []
+    close = Pipeline.close
+
+    def keep(pipeline: Pipeline, exit_code: int) -> None:
+        for cell, family, _ in pipeline._cells.schema().layout():
+            if family.name == "dflash_sequence_length_tokens":
+                values = array("d", pipeline._cells.snapshot())
+                histograms.append(list(values[cell : cell + len(family.buckets) + 2]))
+        close(pipeline, exit_code)
+
+    monkeypatch.setattr(Pipeline, "close", keep)
+    # A hundred samples of 20 to 119 tokens.
+    data = tmp_path / "mixed.jsonl"
+    lengths = [20 + (37 * index) % 100 for index in range(101)]
+    data.write_text("\n".join(json.dumps({"input_ids": [7] * n, "prompt_length": 4}) for n in lengths))
+    for window in (1, 8, 32):
+        extra = (f"--set=data.path={data}", "--set=queue.max_items=32", f"--set=queue.hs_min_ready={window}")
+        extra += ("--set=data.num_held_out=1", "--set=train.batch_size=1", "--set=train.steps=25", "--max-steps=12")
+        main(arguments(small_target, tmp_path / str(window), *extra))
+
+    means = [histogram[-1] / sum(histogram[:-1]) for histogram in histograms]
+    short = [histogram[0] for histogram in histograms]
+    assert [sum(histogram[:-1]) for histogram in histograms] == [48.0] * 3
+    assert means == sorted(means)
+    assert means[2] > means[0] + 5
+    assert short[0] > short[2]
