@@ -100,7 +100,7 @@ def test_order_depends_on_neither_timing_nor_workers(
 
 
 def test_a_large_window_favours_long_batches() -> None:
-    """Of 800 random lengths, the half that is taken first is longer, with fewer short ones, the larger hs_min_ready is."""
+    """The first half taken of 800 random lengths is longer, with fewer short ones, the larger hs_min_ready is."""
 
     def mix(window: int) -> tuple[float, float]:
         """Mean length of the first half taken, and the share in it that is below 100."""

@@ -179,7 +179,7 @@ def test_two_processes_train_what_one_does(small_target: Path, tmp_path: Path) -
 def test_hs_min_ready_shapes_the_mix_of_lengths(
     small_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In runs over half an epoch the published histogram of lengths moves to long sequences with hs_min_ready 1, 8, 32."""
+    """Over half an epoch the published histogram of lengths moves to long ones with hs_min_ready 1, 8, 32."""
     histograms: list[list[float]] = []
     close = Pipeline.close
 
