@@ -85,9 +85,9 @@ class Batches:
         epoch, position = divmod(index, self.num_batches_per_epoch)
         with self._lock:
             if epoch not in self._plans:
+                if len(self._plans) == NUM_PLANS:
+                    del self._plans[next(iter(self._plans))]
                 self._plans[epoch] = self._plan_epoch(epoch)
-                for old in sorted(self._plans)[:-NUM_PLANS]:
-                    del self._plans[old]
             plan = self._plans[epoch]
         return [self._samples[i] for i in plan[position]]
 

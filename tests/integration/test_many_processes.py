@@ -27,7 +27,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.mark.slow
 def test_one_sidecar_shows_every_worker_of_every_process(place: Place, small_target: Path, tmp_path: Path) -> None:
-    """Each worker has its own series under its rank; after SIGTERM both processes save at one step, without an error."""
+    """Each worker has its own series under its rank; after SIGTERM both processes end at one step, without an error."""
     sidecar = place.sidecar()
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     run = place.popen(*launcher, *trainer_arguments(small_target, tmp_path / "run", **WORKERS))

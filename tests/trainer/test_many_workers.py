@@ -1,6 +1,8 @@
 """Several targets and drafters in one process, and several processes: the same training, only faster."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from array import array
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from sidecar_process import wait_for
 
 from trainer.app import main
 from trainer.drafter_worker import DrafterWorker
@@ -60,11 +63,16 @@ def difference(left: Path, right: Path) -> float:
     return max(float((tensor - right_weights[name]).abs().max()) for name, tensor in left_weights.items())
 
 
+def launcher(num_processes: int) -> list[str]:
+    """The trainer in several processes of this machine."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    return [*torchrun, "-m", "trainer.app"]
+
+
 def torchrun(num_processes: int, *command: str) -> "subprocess.CompletedProcess[str]":
-    """Run the trainer in several processes of this machine; most of the time goes into loading torch in each."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    """Run it to its end; most of the time goes into loading torch in each process."""
     return subprocess.run(
-        [*launcher, "-m", "trainer.app", *command], capture_output=True, text=True, timeout=120, check=False
+        [*launcher(num_processes), *command], capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -174,6 +182,33 @@ def test_two_processes_train_what_one_does(small_target: Path, tmp_path: Path) -
 
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-5
     assert json.loads((tmp_path / "two" / "report.json").read_text())["steps"] == STEPS
+
+
+@pytest.mark.slow
+def test_two_processes_resume_to_the_bit(small_target: Path, tmp_path: Path) -> None:
+    """Two processes that choose among three batches, stopped and resumed, end in the bits of an unbroken run."""
+    assert torchrun(2, *arguments(small_target, tmp_path / "whole")).returncode == 0
+    assert torchrun(2, *arguments(small_target, tmp_path / "broken", "--max-steps=3")).returncode == 0
+    done = torchrun(2, "--resume", "--out", str(tmp_path / "broken"), "--set=telemetry.enabled=false")
+
+    assert done.returncode == 0, done.stderr
+    assert difference(tmp_path / "whole", tmp_path / "broken") == 0
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_run_and_it_goes_on(small_target: Path, tmp_path: Path) -> None:
+    """1. Kill -9 one of two processes. 2. Resume. Result: the other ends too, and the run goes on as it was saved."""
+    out_dir = tmp_path / "run"
+    endless = arguments(small_target, out_dir, "--set=train.steps=100000", "--set=checkpoint.every_steps=2")
+    with subprocess.Popen([*launcher(2), *endless], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        wait_for((out_dir / "checkpoints" / "latest").exists, "a checkpoint")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        assert process.wait(60) != 0
+    saved = int((out_dir / "checkpoints" / "latest").read_text().removeprefix("step-"))
+
+    assert main(["--resume", "--out", str(out_dir), f"--max-steps={saved + 2}"]) == 0
+    assert (out_dir / "checkpoints" / "latest").read_text() == f"step-{saved + 2:08d}"
 
 
 def test_hs_min_ready_shapes_the_mix_of_lengths(
