@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
 from trainer.drafter import DrafterConfig
-from trainer.loss import DrafterLoss, drafter_loss
+from trainer.loss import DrafterLoss, LossOptions, drafter_loss
+from trainer.tiled_head import Tile
 
 NUM_SAMPLES, NUM_BLOCKS, HIDDEN_SIZE = 2, 5, 64
 
@@ -32,19 +33,19 @@ def _plain(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor,
     return (losses * weights.flatten()).sum()
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 4 * VOCAB_SIZE * 7, 2**20], ids=["one row", "seven rows", "all rows"])
+@pytest.mark.parametrize("tile", [Tile(1, 1), Tile(7, 10), Tile(2**20, 2**20)], ids=["one logit", "some", "all"])
 @pytest.mark.parametrize(
     "changes",
     [{}, {"output_multiplier": 0.25}, {"final_logit_softcapping": 5.0, "output_multiplier": 2.0}],
     ids=["plain", "multiplier", "softcap"],
 )
-def test_loss_and_gradient_equal_full_logits(changes: dict[str, object], chunk_bytes: int) -> None:
-    """Whatever the chunk, the loss and the gradient of the hidden states are those of plain cross entropy."""
+def test_loss_and_gradient_equal_full_logits(changes: dict[str, object], tile: Tile) -> None:
+    """Whatever the tile, the loss and the gradient of the hidden states are those of plain cross entropy."""
     config = tiny_config(**changes)  # type: ignore[arg-type]
     hidden, head_weight, labels, weights = _inputs(config)
     twin = hidden.detach().clone().requires_grad_()
 
-    loss = drafter_loss(hidden, head_weight, labels, weights, config, chunk_bytes)
+    loss = drafter_loss(hidden, head_weight, labels, weights, config, LossOptions(tile=tile))
     (loss.numerator / 7.0).backward()
     plain = _plain(twin, head_weight, labels, weights, config)
     (plain / 7.0).backward()
