@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
 from shared.cells import Cells
-from trainer.anchors import BlockBatch, build_blocks, sample_anchors
+from trainer.anchors import BlockBatch, build_blocks, lay_out, sample_anchors
 from trainer.checkpoint import Checkpoint, TrainState
 from trainer.config import TrainConfig
 from trainer.drafter import Drafter
 from trainer.hidden_queue import Receiver
 from trainer.instruments import PhaseTimers, StepFacts, StepMailbox, own_thread
-from trainer.loss import DrafterLoss, drafter_loss
+from trainer.loss import DrafterLoss, LossOptions, Objective, drafter_loss, loss_denominator
 from trainer.optimizer import DrafterOptimizer
 from trainer.supervisor import Stop
 from trainer.target_worker import HiddenBatch
@@ -105,6 +105,7 @@ class DrafterWorker:
         self.drafter = drafter
         self._borrowed = borrowed
         self._settings = settings
+        self._objective = Objective(settings.objective, settings.dpace_alpha)
         self._plan = plan
         self._receiver = receiver
         self._mailbox = mailbox
@@ -167,7 +168,7 @@ class DrafterWorker:
         queue_wait_s = time.perf_counter() - start_s
         with self.timers.phase("h2d"):
             blocks = [self._blocks(item) for item in items]
-        denominator = torch.stack([block.weights.sum() for block in blocks]).sum()
+        denominator = torch.stack([loss_denominator(block.weights, self._objective) for block in blocks]).sum()
         losses = [self._learn(item, block, denominator) for item, block in zip(items, blocks, strict=True)]
         with self.timers.phase("optimizer"):
             rate = learning_rate(self.state.step, self._settings)
@@ -179,8 +180,9 @@ class DrafterWorker:
         generator = anchor_generator(self._settings.seed, item.batch.index)
         anchors = sample_anchors(item.batch.loss_mask, self._settings.num_anchors, generator)
         input_ids = item.batch.input_ids.to(self._device, non_blocking=True)
+        layout = lay_out(item.batch.loss_mask, anchors, self.drafter.config)
         return build_blocks(
-            input_ids, item.batch.loss_mask, anchors, self.drafter.config, self._settings.loss_decay_gamma
+            input_ids, item.batch.loss_mask, anchors, self.drafter.config, self._settings.loss_decay_gamma, layout
         )
 
     def _learn(self, item: HiddenBatch, block: BlockBatch, denominator: Tensor) -> DrafterLoss:
@@ -192,7 +194,14 @@ class DrafterWorker:
                 block.position_ids,
                 block.masks,
             )
-            loss = drafter_loss(hidden, self._borrowed.head_weight, block.labels, block.weights, self.drafter.config)
+            loss = drafter_loss(
+                hidden,
+                self._borrowed.head_weight,
+                block.labels,
+                block.weights,
+                self.drafter.config,
+                LossOptions(objective=self._objective, slots=block.learned_slots),
+            )
         with self.timers.phase("backward"):
             (loss.numerator / denominator).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return loss

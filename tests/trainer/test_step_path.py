@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 STEP_PATH = (
     "shared/cells.py",
     "trainer/anchors.py",
+    "trainer/attention.py",
     "trainer/drafter.py",
     "trainer/drafter_worker.py",
     "trainer/hidden_queue.py",
@@ -26,9 +27,13 @@ STEP_PATH = (
     "trainer/optimizer.py",
     "trainer/target.py",
     "trainer/target_worker.py",
+    "trainer/tiled_head.py",
 )
 WAITS = {"item", "tolist", "cpu", "numpy", "synchronize", "elapsed_time", "nonzero", "memory_stats"}
 ALLOWED = {
+    # Before anything is on a device: what was drawn on the host is looked at there.
+    ("trainer/anchors.py", "lay_out", "nonzero"),
+    ("trainer/anchors.py", "_spans", "tolist"),
     # On the telemetry thread, of events that have happened and of pinned memory that has been filled.
     ("trainer/instruments.py", "collect", "elapsed_time"),
     ("trainer/instruments.py", "collect", "tolist"),
