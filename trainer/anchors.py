@@ -10,13 +10,14 @@ A block that runs past the end of its text is kept and only its missing labels a
 tokens near the end. Padding needs no lengths: it is what `loss_mask` marks 0, and no anchor, label or
 visible context ever lies there.
 
-Drawing happens where `loss_mask` lies, meant to be the host, and so does `lay_out`, which finds out what the device would
-otherwise have to be asked: which slots are worth the head, and how much context each block can see. The rest runs on
-the device and never waits for it.
+Drawing happens where `loss_mask` lies, meant to be the host, and so does `lay_out`, which finds out what the device
+would otherwise have to be asked: which slots are worth the head, and how much context each block can see. The rest runs
+on the device and never waits for it.
 
 Shapes: B samples, S tokens, N anchors, K block size, Q = N*K block positions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -50,7 +51,7 @@ class Layout:
 
     learned_slots: Tensor
     """[R] places in the flattened [B, N, K] of all slots whose weight is not 0, ascending."""
-    spans: dict[str, tuple[Span, ...]]
+    spans: Mapping[str, tuple[Span, ...]]
     """Layer type -> groups of blocks and the context that they see."""
 
 
@@ -100,11 +101,11 @@ def sample_anchors(loss_mask: Tensor, num_anchors: int, generator: torch.Generat
 def lay_out(loss_mask: Tensor, anchors: Anchors, config: DrafterConfig) -> Layout:
     """Find out on the host what the anchors drawn from `loss_mask` [B, S] need; both lie there."""
     learned = _is_learned(loss_mask, anchors.positions, anchors.keep, config.block_size)
-    spans = {layer_type: _spans(anchors, layer_type, config) for layer_type in set(config.layer_types)}
+    spans: dict[str, tuple[Span, ...]] = {name: _spans(anchors, name, config) for name in set(config.layer_types)}
     return Layout(learned_slots=learned.flatten().nonzero()[:, 0], spans=spans)
 
 
-def build_blocks(  # noqa: PLR0913 - a layout can be left out
+def build_blocks(
     input_ids: Tensor,
     loss_mask: Tensor,
     anchors: Anchors,
@@ -133,9 +134,10 @@ def build_blocks(  # noqa: PLR0913 - a layout can be left out
     decay = torch.exp(-(offsets - 1).float() / decay_gamma)
 
     context_positions = torch.arange(num_tokens, device=device).expand(num_samples, -1)
-    masks: dict[str, View] = dict(block_masks(positions, keep, num_tokens, config))
+    whole = block_masks(positions, keep, num_tokens, config)
+    masks: dict[str, View] = {**whole}
     if layout is not None and device.type == "cpu":
-        masks = {name: GroupedView.of(mask, layout.spans[name], num_tokens) for name, mask in masks.items()}
+        masks = {name: GroupedView.of(mask, layout.spans[name], num_tokens) for name, mask in whole.items()}
     return BlockBatch(
         noise_ids=noise_ids.flatten(1),
         position_ids=torch.cat([context_positions, slots.flatten(1)], dim=1),

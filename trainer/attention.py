@@ -80,8 +80,10 @@ def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -
 
     Query heads that share a key/value head are laid end to end, so that nothing is copied and products are larger.
     """
-    num_key_value_heads, num_queries, head_dim = keys.shape[1], queries.shape[2], queries.shape[3]
-    stacked = queries.unflatten(1, (num_key_value_heads, -1)).flatten(2, 3)
-    scores = (stacked @ keys.transpose(2, 3)).float().unflatten(2, (-1, num_queries)) * head_dim**-0.5
-    shares = scores.masked_fill(~mask[:, :, None], -torch.inf).softmax(dim=-1).to(values.dtype).flatten(2, 3)
-    return (shares @ values).unflatten(2, (-1, num_queries)).flatten(1, 2)
+    num_key_value_heads, (num_samples, num_heads, num_queries, head_dim) = keys.shape[1], queries.shape
+    stacked = queries.reshape(num_samples, num_key_value_heads, -1, head_dim)
+    scores = (stacked @ keys.transpose(2, 3)).float() * head_dim**-0.5
+    scores = scores.view(num_samples, num_heads, num_queries, -1).masked_fill(~mask, -torch.inf)
+    shares = scores.softmax(dim=-1).to(values.dtype).view(num_samples, num_key_value_heads, stacked.shape[2], -1)
+    mixed: Tensor = shares @ values
+    return mixed.view(num_samples, num_heads, num_queries, head_dim)

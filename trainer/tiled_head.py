@@ -132,7 +132,7 @@ class _TiledCrossEntropy(torch.autograd.Function):
     """Cross entropy whose forward already forms the gradient of its rows."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - autograd passes inputs one by one
+    def forward(
         ctx: Any,  # noqa: ANN401 - torch types it so
         rows: Tensor,
         head_weight: Tensor,

@@ -1,8 +1,8 @@
 """What every contestant steps on: the same weights, batch, anchors and dtype, made from seeds.
 
-The geometry is SmolLM2-135M's: a width of 576, five tapped layers, two drafter layers, blocks of 8; four conversations of
-200 tokens whose first 40 are a prompt; 24 anchors in each, none in the last block, where not every contestant draws. The target's embedding and head are bfloat16, the drafter's
-weights float32 under bfloat16 autocast.
+The geometry is SmolLM2-135M's: a width of 576, five tapped layers, two drafter layers, blocks of 8. Four conversations
+of 200 tokens begin with a prompt of 40; each has 24 anchors, none in its last block, because not everybody draws there.
+The target's embedding and head are bfloat16, the drafter's weights float32 under bfloat16 autocast.
 
 The head's rows are random directions, and the target's last hidden state at a position is the row of the token that
 comes next, ten times over. So the target's own choice is that token, and whoever makes labels out of the target's

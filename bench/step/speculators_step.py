@@ -1,4 +1,4 @@
-"""The step of speculators: its DFlash model with SDPA and hard labels, the batch packed into one sequence as it wants it.
+"""The step of speculators: its DFlash model with SDPA and hard labels, on the batch packed into one sequence.
 
 It learns what the target's logits prefer, so it also runs the target's head over its anchored positions.
 """
@@ -23,7 +23,7 @@ from bench.step.case import (
     optimizer_of,
     serve,
 )
-from bench.step.specforge_step import frozen_linear, qwen3_config
+from bench.step.specforge_step import frozen_embedding, frozen_linear, qwen3_config
 
 
 def make_model(case: Case) -> DFlashDraftModel:
@@ -42,7 +42,7 @@ def make_model(case: Case) -> DFlashDraftModel:
         ),
     )
     model = DFlashDraftModel(config)
-    model.embed_tokens = nn.Embedding.from_pretrained(case.embedding_weight)
+    model.embed_tokens = frozen_embedding(case.embedding_weight)
     model.lm_head = model.verifier_lm_head = frozen_linear(case.head_weight)
     model.load_state_dict(case.weights, strict=False)
     return model.train()
