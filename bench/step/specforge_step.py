@@ -43,7 +43,7 @@ def frozen_linear(weight: Tensor) -> nn.Linear:
 
 def frozen_embedding(weight: Tensor) -> nn.Embedding:
     """An embedding that is never trained."""
-    return nn.Embedding(*weight.shape, _weight=weight, _freeze=True)
+    return nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight, _freeze=True)
 
 
 def make_step(case: Case) -> Callable[[], float]:
