@@ -52,14 +52,22 @@ class Stepper:
         )
 
     def __enter__(self) -> Self:
-        self._answer()
-        for _ in range(WARM_UP_STEPS):
-            self._step()
+        try:
+            self._answer()
+            for _ in range(WARM_UP_STEPS):
+                self._step()
+        except BenchmarkError:
+            self.close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
         with self._process, self._log:
             self._process.kill()
 

@@ -83,7 +83,7 @@ def make_case(vocab_size: int) -> Case:
         loss_mask=loss_mask,
         target_hidden=target_hidden.bfloat16(),
         last_hidden=10 * head_weight[input_ids.roll(-1, dims=1)],
-        anchors=sample_anchors(loss_mask[:, : NUM_TOKENS - BLOCK_SIZE], NUM_ANCHORS, generator),
+        anchors=sample_anchors(loss_mask[:, : NUM_TOKENS - BLOCK_SIZE], NUM_ANCHORS, torch.Generator().manual_seed(12)),
     )
 
 

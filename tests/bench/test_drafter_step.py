@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from bench import drafter_step
-from bench.drafter_step import Stepper, drafter_step as run_benchmark
+from bench.drafter_step import Stepper
+from bench.drafter_step import drafter_step as run_benchmark
 from bench.step.limit import step_operations
 from bench.workplace import BenchmarkError
 
@@ -29,8 +30,11 @@ def test_a_contestant_that_ends_is_quoted(monkeypatch: pytest.MonkeyPatch) -> No
     """A process that dies names itself and its last words instead of hanging the bench."""
     monkeypatch.setattr(drafter_step, "PEERS_PYTHON", sys.executable)
 
-    with pytest.raises(BenchmarkError, match=r"no_such ended: .*No module named bench\.step\.no_such"):
-        Stepper("no_such", VOCAB_SIZE).__enter__()
+    with (
+        pytest.raises(BenchmarkError, match=r"no_such ended: .*No module named bench\.step\.no_such"),
+        Stepper("no_such", VOCAB_SIZE),
+    ):
+        pass
 
 
 def test_missing_peers_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
