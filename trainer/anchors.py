@@ -19,12 +19,16 @@ Shapes: B samples, S tokens, N anchors, K block size, Q = N*K block positions.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trainer.attention import GROUP_POSITIONS, GroupedView, Span, View
 from trainer.drafter import DrafterConfig
+from trainer.flex_masks import flex_mask
+
+AttentionName = Literal["masked", "groups", "flex"]
 
 
 class NoValidAnchorsError(ValueError):
@@ -51,8 +55,9 @@ class Layout:
 
     learned_slots: Tensor
     """[R] places in the flattened [B, N, K] of all slots whose weight is not 0, ascending."""
+    attention: AttentionName
     spans: Mapping[str, tuple[Span, ...]]
-    """Layer type -> groups of blocks and the context that they see."""
+    """Layer type -> groups of blocks and the context that they see; for attention in groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +103,14 @@ def sample_anchors(loss_mask: Tensor, num_anchors: int, generator: torch.Generat
     return Anchors(positions=positions.masked_fill(~keep, 0), keep=keep, num_valid=num_valid, num_used=int(keep.sum()))
 
 
-def lay_out(loss_mask: Tensor, anchors: Anchors, config: DrafterConfig) -> Layout:
-    """Find out on the host what the anchors drawn from `loss_mask` [B, S] need; both lie there."""
+def lay_out(loss_mask: Tensor, anchors: Anchors, config: DrafterConfig, attention: AttentionName = "groups") -> Layout:
+    """Find out on the host what the anchors drawn from `loss_mask` [B, S] need; both lie there.
+
+    `attention` says how blocks are to be attended: masked for any device, groups for a CPU, flex for a GPU.
+    """
     learned = _is_learned(loss_mask, anchors.positions, anchors.keep, config.block_size)
     spans: dict[str, tuple[Span, ...]] = {name: _spans(anchors, name, config) for name in set(config.layer_types)}
-    return Layout(learned_slots=learned.flatten().nonzero()[:, 0], spans=spans)
+    return Layout(learned_slots=learned.flatten().nonzero()[:, 0], attention=attention, spans=spans)
 
 
 def build_blocks(
@@ -134,20 +142,28 @@ def build_blocks(
     decay = torch.exp(-(offsets - 1).float() / decay_gamma)
 
     context_positions = torch.arange(num_tokens, device=device).expand(num_samples, -1)
-    whole = block_masks(positions, keep, num_tokens, config)
-    masks: dict[str, View] = {**whole}
-    if layout is not None and device.type == "cpu":
-        masks = {name: GroupedView.of(mask, layout.spans[name], num_tokens) for name, mask in whole.items()}
     return BlockBatch(
         noise_ids=noise_ids.flatten(1),
         position_ids=torch.cat([context_positions, slots.flatten(1)], dim=1),
-        masks=masks,
+        masks=_views(positions, keep, num_tokens, config, layout),
         labels=labels,
         weights=learned * decay,
         num_valid_anchors=anchors.num_valid,
         num_used_anchors=anchors.num_used,
         learned_slots=None if layout is None else layout.learned_slots.to(device, non_blocking=True),
     )
+
+
+def _views(
+    positions: Tensor, keep: Tensor, num_context: int, config: DrafterConfig, layout: Layout | None
+) -> dict[str, View]:
+    if layout is not None and layout.attention == "flex":
+        names = set(config.layer_types)
+        return {name: flex_mask(positions, keep, num_context, name, config) for name in names}
+    masks = block_masks(positions, keep, num_context, config)
+    if layout is not None and layout.attention == "groups":
+        return {name: GroupedView.of(mask, layout.spans[name], num_context) for name, mask in masks.items()}
+    return {**masks}
 
 
 def _is_learned(loss_mask: Tensor, positions: Tensor, keep: Tensor, block_size: int) -> Tensor:

@@ -2,16 +2,21 @@
 
 A block sees the context before its anchor and itself. One masked attention over everything computes all other scores
 too, most of them for nothing. On a CPU, blocks are therefore attended a few at a time: anchors ascend, so a group of
-consecutive blocks needs the context only up to its last anchor, and of the block positions only its own.
+consecutive blocks needs the context only up to its last anchor, and of the block positions only its own. On a GPU flex
+attention can skip what nobody sees, tile by tile.
 
 Shapes: B samples, Q block positions, S context positions, A attention heads, G key/value heads, D head dimension.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 GROUP_POSITIONS = 48
 """Block positions attended at a time: fewer make products too small for a CPU, more compute scores for nothing."""
@@ -44,13 +49,24 @@ class GroupedView:
         return cls(tuple(groups))
 
 
-View = Tensor | GroupedView
-"""[B or 1, 1, Q, S+Q] booleans, True where a key is visible, or the same in groups."""
+View = Tensor | GroupedView | BlockMask
+"""[B or 1, 1, Q, S+Q] booleans, True where a key is visible, or the same in groups, or for flex attention."""
 KeysValues = tuple[Tensor, Tensor]
+
+
+@cache
+def _compiled_flex_attention() -> Callable[..., Any]:
+    """Uncompiled it would hold all scores; texts differ in length, so one compilation has to serve them all."""
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def attend(queries: Tensor, context: KeysValues, block: KeysValues, view: View) -> Tensor:
     """Attend from `queries` [B, A, Q, D] over keys and values of context [B, G, S, D] and blocks [B, G, Q, D]."""
+    if isinstance(view, BlockMask):
+        flex: Callable[..., Any] = _compiled_flex_attention() if queries.is_cuda else flex_attention
+        keys, values = _joined(context[0], block[0]), _joined(context[1], block[1])
+        mixed: Tensor = flex(queries, keys, values, block_mask=view, enable_gqa=True)
+        return mixed
     if isinstance(view, Tensor):
         return _attend_at_once(queries, _joined(context[0], block[0]), _joined(context[1], block[1]), view)
     outputs = []

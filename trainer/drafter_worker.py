@@ -180,7 +180,8 @@ class DrafterWorker:
         generator = anchor_generator(self._settings.seed, item.batch.index)
         anchors = sample_anchors(item.batch.loss_mask, self._settings.num_anchors, generator)
         input_ids = item.batch.input_ids.to(self._device, non_blocking=True)
-        layout = lay_out(item.batch.loss_mask, anchors, self.drafter.config)
+        attention = "groups" if self._device.type == "cpu" else self._settings.gpu_attention
+        layout = lay_out(item.batch.loss_mask, anchors, self.drafter.config, attention)
         return build_blocks(
             input_ids, item.batch.loss_mask, anchors, self.drafter.config, self._settings.loss_decay_gamma, layout
         )

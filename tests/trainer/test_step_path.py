@@ -21,6 +21,7 @@ STEP_PATH = (
     "trainer/attention.py",
     "trainer/drafter.py",
     "trainer/drafter_worker.py",
+    "trainer/flex_masks.py",
     "trainer/hidden_queue.py",
     "trainer/instruments.py",
     "trainer/loss.py",
