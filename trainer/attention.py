@@ -54,6 +54,10 @@ View = Tensor | GroupedView | BlockMask
 KeysValues = tuple[Tensor, Tensor]
 
 
+def _uncompiled_flex_attention() -> Callable[..., Any]:
+    return flex_attention
+
+
 @cache
 def _compiled_flex_attention() -> Callable[..., Any]:
     """Uncompiled it would hold all scores; texts differ in length, so one compilation has to serve them all."""
@@ -63,9 +67,9 @@ def _compiled_flex_attention() -> Callable[..., Any]:
 def attend(queries: Tensor, context: KeysValues, block: KeysValues, view: View) -> Tensor:
     """Attend from `queries` [B, A, Q, D] over keys and values of context [B, G, S, D] and blocks [B, G, Q, D]."""
     if isinstance(view, BlockMask):
-        flex: Callable[..., Any] = _compiled_flex_attention() if queries.is_cuda else flex_attention
         keys, values = _joined(context[0], block[0]), _joined(context[1], block[1])
-        mixed: Tensor = flex(queries, keys, values, block_mask=view, enable_gqa=True)
+        flex = _compiled_flex_attention if queries.is_cuda else _uncompiled_flex_attention
+        mixed: Tensor = flex()(queries, keys, values, block_mask=view, enable_gqa=True)
         return mixed
     if isinstance(view, Tensor):
         return _attend_at_once(queries, _joined(context[0], block[0]), _joined(context[1], block[1]), view)
