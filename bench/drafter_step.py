@@ -127,9 +127,9 @@ def _at_vocabulary(vocab_size: int, num_rounds: int) -> list[Result]:
 
 
 def _matmul_shares(turns: Sequence[Turn], rates: Sequence[float], num_operations: int) -> list[float]:
-    """The share of a step that its matrix products would take at the machine's best rate."""
+    """The share of a step that its matrix products would take at the best rate of all rounds."""
     steps_per_second = [turn.tokens_per_second / (NUM_SEQUENCES * NUM_TOKENS) for turn in turns]
-    return [num_operations / rate * speed for rate, speed in zip(rates, steps_per_second, strict=True)]
+    return [num_operations / max(rates) * speed for speed in steps_per_second]
 
 
 def _results(name: str, turns: Mapping[str, Sequence[Turn]]) -> list[Result]:
