@@ -81,7 +81,7 @@ $(PEERS)/.done: | $(VENV)/.trainer
 	  >"$$($(PEERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"
 	$(PEERS)/bin/pip install --quiet --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.0
 	$(PEERS)/bin/pip install --quiet \
-	  'openai>=2,<4' 'loguru>=0.7.2,<0.8' 'pydantic-settings>=2,<3' 'datasets>=5,<6'
+	  'openai>=2,<4' 'loguru>=0.7.2,<0.8' 'pydantic-settings>=2,<3' 'datasets>=4,<=5.1.0'
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
