@@ -102,6 +102,17 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     weight_decay: Annotated[float, Meta(ge=0, description="decoupled, of every optimizer")] = 0.0
     grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
     num_anchors: Annotated[int, Meta(ge=1, description="blocks per sequence, drawn anew each epoch")] = 32
+    objective: Annotated[
+        Literal["decay", "dpace"],
+        Meta(description="decay weighs slots by loss_decay_gamma, dpace by what each adds to the accepted length"),
+    ] = "decay"
+    dpace_alpha: Annotated[float, Meta(ge=0, le=1, description="dpace: 0 trusts the drafter's probabilities as is")] = (
+        0.5
+    )
+    gpu_attention: Annotated[
+        Literal["masked", "flex"],
+        Meta(description="on GPUs: masked computes all scores, flex compiles a kernel that skips what nobody sees"),
+    ] = "masked"
     loss_decay_gamma: Annotated[float, Meta(gt=0, description="slot k weighs exp(-(k-1)/gamma)")] = 4.0
     dtype: Annotated[DType, Meta(description="of the drafter's compute; its weights stay float32")] = "float32"
     seed: Annotated[int, Meta(ge=0, description="of initial weights, data order and anchors")] = 0

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
 from shared.cells import Cells
-from trainer.anchors import BlockBatch, build_blocks, sample_anchors
+from trainer.anchors import BlockBatch, build_blocks, lay_out, sample_anchors
 from trainer.checkpoint import Checkpoint, TrainState
 from trainer.config import TrainConfig
 from trainer.drafter import Drafter
 from trainer.hidden_queue import Receiver
 from trainer.instruments import PhaseTimers, own_thread
 from trainer.intake import Intake
-from trainer.loss import DrafterLoss, drafter_loss
+from trainer.loss import DrafterLoss, LossOptions, Objective, drafter_loss
 from trainer.optimizer import DrafterOptimizer
 from trainer.reduce import FlatGradients, Outcome, Reduction, Share
 from trainer.step_report import StepReport
@@ -111,6 +111,7 @@ class DrafterWorker:
         self._number = number
         self._borrowed = borrowed
         self._settings = settings
+        self._objective = Objective(settings.objective, settings.dpace_alpha)
         self._plan = plan
         self._reduction = reduction
         self._report = report
@@ -197,7 +198,14 @@ class DrafterWorker:
                 block.position_ids,
                 block.masks,
             )
-            loss = drafter_loss(hidden, self._borrowed.head_weight, block.labels, block.weights, self.drafter.config)
+            loss = drafter_loss(
+                hidden,
+                self._borrowed.head_weight,
+                block.labels,
+                block.weights,
+                self.drafter.config,
+                LossOptions(objective=self._objective, slots=block.learned_slots),
+            )
         with self.timers.phase("backward"):
             loss.numerator.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._flat.sums.add_(_sums(loss))
@@ -208,7 +216,11 @@ class DrafterWorker:
         generator = anchor_generator(self._settings.seed, batch.index)
         anchors = sample_anchors(batch.loss_mask, self._settings.num_anchors, generator)
         input_ids = batch.input_ids.to(self._device, non_blocking=True)
-        return build_blocks(input_ids, batch.loss_mask, anchors, self.drafter.config, self._settings.loss_decay_gamma)
+        attention = "groups" if self._device.type == "cpu" else self._settings.gpu_attention
+        layout = lay_out(batch.loss_mask, anchors, self.drafter.config, attention)
+        return build_blocks(
+            input_ids, batch.loss_mask, anchors, self.drafter.config, self._settings.loss_decay_gamma, layout
+        )
 
     def _autocast(self) -> torch.autocast:
         dtype = TORCH_DTYPES[self._settings.dtype]
