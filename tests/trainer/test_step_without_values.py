@@ -19,11 +19,14 @@ from trainer.config import TrainConfig
 from trainer.data import Sample
 from trainer.drafter import Drafter
 from trainer.drafter_worker import Borrowed, DrafterWorker, StepPlan
-from trainer.hidden_queue import HiddenQueue
 from trainer.instruments import StepMailbox
 from trainer.optimizer import OptimizerName
+from trainer.reduce import Reduction
+from trainer.step_report import StepReport
 from trainer.supervisor import Stop
-from trainer.target_worker import HiddenBatch
+from trainer.tiled_head import DEFAULT_TILES
+from trainer.transfers import Arrival
+from trainer.world import Rank, World
 
 META = torch.device("meta")
 _ATEN = torch.ops.aten
@@ -50,8 +53,24 @@ class NoBlockingCopies(TorchDispatchMode):
         return out
 
 
+class Arrivals:
+    """Two batches that are on the device already, in the place of the worker's intake."""
+
+    waited_s = 0.0
+
+    def next(self, num_wanted: int) -> Arrival:
+        """A batch of two sequences."""
+        samples = [Sample(input_ids=torch.arange(n), loss_mask=torch.ones(n, dtype=torch.bool)) for n in (20, 17)]
+        batch = Batches(samples, batch_size=2, seed=0).batch(num_wanted)
+        return Arrival(batch=batch, hidden=torch.zeros(2, 20, 3 * 64, device=META), slot=0)
+
+    def finish(self, arrival: Arrival) -> Tensor:
+        """Its hidden states."""
+        return arrival.hidden
+
+
 def worker(optimizer: OptimizerName, monkeypatch: pytest.MonkeyPatch) -> DrafterWorker:
-    """A drafter worker on the device without values, and two batches in its queue."""
+    """A drafter worker on the device without values."""
     # Autocast and fused AdamW know nothing of this device; neither reads a value on one that has them.
     monkeypatch.setattr(torch, "autocast", lambda *_args, **_kwargs: nullcontext())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device_type: False)
@@ -59,44 +78,37 @@ def worker(optimizer: OptimizerName, monkeypatch: pytest.MonkeyPatch) -> Drafter
     monkeypatch.setattr(
         sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_args, **_kwargs: None
     )
-    config, cells = tiny_config("sliding"), Cells(TRAINER_FAMILIES)
-    queue: HiddenQueue[HiddenBatch] = HiddenQueue(max_bytes=2**30, max_items=4)
-    samples = [
-        Sample(input_ids=torch.arange(length), loss_mask=torch.ones(length, dtype=torch.bool)) for length in (20, 17)
-    ]
-    batches = Batches(samples, batch_size=2, seed=0)
-    with queue.sender() as sender:
-        receiver = queue.receiver()
-        for batch in (batches.batch(0), batches.batch(1)):
-            sender.put(HiddenBatch(batch=batch, hidden_PF=torch.zeros(37, 3 * 64)))
+    monkeypatch.setitem(DEFAULT_TILES, "meta", DEFAULT_TILES["cuda"])
+    cells = Cells(TRAINER_FAMILIES)
+    mailbox = StepMailbox(
+        skipped=cells.counter("dflash_samples_skipped_total", reason="nonfinite_gradient"),
+        dropped=cells.counter("dflash_telemetry_dropped_steps_total"),
+    )
     weight = torch.zeros(VOCAB_SIZE, 64, device=META)
     return DrafterWorker(
-        name="0",
-        drafter=Drafter(config).to(META),
+        number=0,
+        drafter=Drafter(tiny_config("sliding")).to(META),
         borrowed=Borrowed(embedding_weight=weight, head_weight=weight),
-        settings=TrainConfig(optimizer=optimizer, num_anchors=4, accumulate=2, grad_clip=1.0),
-        plan=StepPlan(last_step=1, checkpoint_every=10, save=lambda _checkpoint: None),
-        receiver=receiver,
-        mailbox=StepMailbox(
-            skipped=cells.counter("dflash_samples_skipped_total", reason="nonfinite_gradient"),
-            dropped=cells.counter("dflash_telemetry_dropped_steps_total"),
-        ),
+        settings=TrainConfig(optimizer=optimizer, num_anchors=4, grad_clip=1.0),
+        plan=StepPlan(last_step=1, checkpoint_every=10, num_batches=2, save=None),
+        reduction=Reduction(1, World(Rank()), Stop()),
         cells=cells,
-        stop=Stop(),
+        report=StepReport(mailbox, cells),
         num_threads=1,
     )
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_whole_step_reads_nothing_back(optimizer: OptimizerName, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the queue to the mailbox: no value is asked for, and no copy between host and device waits."""
+    """From the batches to the mailbox: no value is asked for, and no copy between host and device waits."""
     drafter = worker(optimizer, monkeypatch)
 
     with NoBlockingCopies():
-        drafter._step()
+        drafter._step(Arrivals())  # type: ignore[arg-type]  # stands for an intake
 
     assert drafter.state.step == 1
-    assert drafter._mailbox.num_pending == 1
+    assert drafter._report is not None
+    assert drafter._report._mailbox.num_pending == 1
 
 
 @pytest.mark.parametrize(
