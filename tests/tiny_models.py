@@ -9,7 +9,8 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone knows it 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.anchors import build_blocks, sample_anchors
-from trainer.drafter import Drafter, DrafterConfig, LayerType
+from trainer.drafter import Drafter
+from trainer.drafter_config import DrafterConfig, LayerType
 from trainer.loss import DrafterLoss, drafter_loss
 from trainer.speculate import greedy
 
@@ -22,6 +23,8 @@ LAYOUTS: dict[str, tuple[LayerType, ...]] = {
     "full": ("full_attention",) * 3,
     "sliding": ("sliding_attention", "sliding_attention", "full_attention"),
 }
+SECOND = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6}
+"""What makes a configuration one of DFlash 2."""
 
 
 def tiny_config(layout: str = "full", **changes: object) -> DrafterConfig:
@@ -54,8 +57,13 @@ def _scaled(model: torch.nn.Module, factor: float) -> None:
 
 
 def tiny_drafter(config: DrafterConfig, weight_factor: float = 5.0) -> Drafter:
-    """Seeded; weights are scaled up so that attention is far from uniform."""
-    drafter = Drafter(config, torch.Generator().manual_seed(1))
+    """Seeded; weights are scaled up so that attention is far from uniform, and what starts at zero is drawn."""
+    generator = torch.Generator().manual_seed(1)
+    drafter = Drafter(config, generator)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if name.endswith(("base_kernel", "kernel_projection.weight", "codebook")):
+                parameter.add_(torch.empty_like(parameter).normal_(std=0.05, generator=generator))
     _scaled(drafter, weight_factor)
     return drafter.eval()
 
@@ -106,11 +114,15 @@ def reference_drafter(drafter: Drafter) -> dflash.model.DFlashDraftModel:
             "input_embedding_scale": config.input_embedding_scale,
             "output_multiplier": config.output_multiplier,
             "final_logit_softcapping": config.final_logit_softcapping,
+            **{name: getattr(config, name) for name in SECOND},
         },
         **({} if config.is_causal is None else {"is_causal": config.is_causal}),
     )
-    model = dflash.model.DFlashDraftModel(reference_config).eval()
-    model.load_state_dict(drafter.state_dict(), strict=True)
+    kind = dflash.model.DFlashDraftModel if config.selector_rank is None else dflash.model.DFlash2DraftModel
+    model = kind(reference_config).eval()
+    # Its codebooks are embedding modules; published files, and we, name the bare tensors.
+    named = {f"{name}.weight" if name.endswith("codebook") else name: t for name, t in drafter.state_dict().items()}
+    model.load_state_dict(named, strict=True)
     return model
 
 

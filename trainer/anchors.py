@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 
 
 class NoValidAnchorsError(ValueError):

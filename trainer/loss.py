@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 
 DEFAULT_CHUNK_BYTES = 256 * 2**20
 

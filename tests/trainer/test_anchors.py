@@ -10,7 +10,7 @@ from tiny_models import MASK_TOKEN_ID, tiny_config, tiny_drafter
 from torch import Tensor
 
 from trainer.anchors import Anchors, NoValidAnchorsError, block_masks, build_blocks, sample_anchors
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 
 LOSS_MASKS = st.integers(1, 24).flatmap(
     lambda length: st.lists(st.lists(st.integers(0, 1), min_size=length, max_size=length), min_size=1, max_size=3)

@@ -6,7 +6,7 @@ from tiny_models import VOCAB_SIZE, tiny_config
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 from trainer.loss import DrafterLoss, drafter_loss
 
 NUM_SAMPLES, NUM_BLOCKS, HIDDEN_SIZE = 2, 5, 64
