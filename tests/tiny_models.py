@@ -12,7 +12,7 @@ from trainer.anchors import build_blocks, sample_anchors
 from trainer.drafter import Drafter
 from trainer.drafter_config import DrafterConfig, LayerType
 from trainer.loss import DrafterLoss, drafter_loss
-from trainer.speculate import greedy
+from trainer.speculate import plain
 
 # At this size a second thread only makes the first one wait.
 torch.set_num_threads(1)
@@ -145,7 +145,7 @@ def overfit(
     target: Qwen3ForCausalLM, prompts: list[list[int]], config: DrafterConfig, num_steps: int
 ) -> tuple[Drafter, DrafterLoss]:
     """Train a fresh drafter on the target's own 60-token answers; return it and the last step's loss."""
-    texts = torch.tensor([prompt + greedy(target, prompt, 60).output_ids for prompt in prompts])
+    texts = torch.tensor([prompt + plain(target, prompt, 60).output_ids for prompt in prompts])
     loss_mask = torch.ones_like(texts)
     loss_mask[:, : len(prompts[0])] = 0
     target_hidden = tapped(target, texts, config)

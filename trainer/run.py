@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from shared.endpoint import runtime_dir
+from trainer.acceptance import EvalReport
 from trainer.checkpoint import Checkpoint, CheckpointStore, write_atomically
 from trainer.config import TrainerConfig
 from trainer.evaluate import evaluate
@@ -24,7 +25,6 @@ from trainer.export import export_drafter
 from trainer.pipeline import Pipeline, device_of, num_threads
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
-from trainer.speculate import EvalReport
 from trainer.supervisor import Stop, exit_status, stop_on_signals
 
 CONFIG_FILE = "config.json"

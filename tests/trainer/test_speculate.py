@@ -16,8 +16,9 @@ from tiny_models import (
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from trainer.acceptance import evaluate_drafter
 from trainer.drafter import Drafter
-from trainer.speculate import evaluate_drafter, greedy, speculate
+from trainer.speculate import plain, speculate
 
 PROMPTS = random_prompts(4, seed=4)
 
@@ -50,7 +51,7 @@ def test_same_tokens_and_acceptance_as_the_reference(
     gained = set()
 
     for prompt in PROMPTS + random_prompts(2, seed=9):
-        stops = greedy(target, prompt, 60).output_ids[20:][:num_stops]
+        stops = plain(target, prompt, 60).output_ids[20:][:num_stops]
         ours = speculate(half_trained, target, prompt, max_new_tokens, stops)
         theirs = dflash.model.dflash_generate(
             reference, target, torch.tensor([prompt]), max_new_tokens, stops, return_stats=True
@@ -59,7 +60,7 @@ def test_same_tokens_and_acceptance_as_the_reference(
 
         assert ours.output_ids == theirs.output_ids[0, 11:].tolist()
         assert ours.acceptance_lengths == theirs.acceptance_lengths
-        assert ours.output_ids == greedy(target, prompt, max_new_tokens, stops).output_ids
+        assert ours.output_ids == plain(target, prompt, max_new_tokens, stops).output_ids
         assert sum(ours.acceptance_lengths) == len(ours.output_ids) - 1
 
     assert max_new_tokens < 60 or gained == {1, 2, 3, 4}
@@ -72,16 +73,16 @@ def test_greedy_equals_decoding_without_a_cache(target: Qwen3ForCausalLM) -> Non
     for _ in range(30):
         tokens.append(int(target(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
 
-    assert greedy(target, PROMPTS[0], 30).output_ids == tokens[11:]
+    assert plain(target, PROMPTS[0], 30).output_ids == tokens[11:]
 
 
 def test_stop_token_ends_the_text(target: Qwen3ForCausalLM, half_trained: Drafter) -> None:
     """Nothing follows the first stop token, even when a block drafted past it."""
-    whole = greedy(target, PROMPTS[0], 60).output_ids
+    whole = plain(target, PROMPTS[0], 60).output_ids
     stop = whole[10]
     expected = whole[: whole.index(stop) + 1]
 
-    assert greedy(target, PROMPTS[0], 60, [stop]).output_ids == expected
+    assert plain(target, PROMPTS[0], 60, [stop]).output_ids == expected
     assert speculate(half_trained, target, PROMPTS[0], 60, [stop]).output_ids == expected
 
 
