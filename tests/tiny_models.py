@@ -6,7 +6,7 @@ import dflash.model
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from trainer.anchors import build_blocks, sample_anchors
 from trainer.drafter import Drafter
@@ -127,7 +127,7 @@ def reference_drafter(drafter: Drafter) -> dflash.model.DFlashDraftModel:
 
 
 @torch.no_grad()
-def tapped(target: Qwen3ForCausalLM, input_ids: Tensor, config: DrafterConfig) -> Tensor:
+def tapped(target: PreTrainedModel, input_ids: Tensor, config: DrafterConfig) -> Tensor:
     """What a trainer taps from the target: [B, S, L*H]."""
     states = target(input_ids, output_hidden_states=True, use_cache=False).hidden_states
     return torch.cat([states[i + 1] for i in config.target_layer_ids], dim=-1)
@@ -142,13 +142,14 @@ def random_prompts(count: int, seed: int, length: int = 11) -> list[list[int]]:
 
 
 def overfit(
-    target: Qwen3ForCausalLM, prompts: list[list[int]], config: DrafterConfig, num_steps: int
+    target: PreTrainedModel, prompts: list[list[int]], config: DrafterConfig, num_steps: int
 ) -> tuple[Drafter, DrafterLoss]:
     """Train a fresh drafter on the target's own 60-token answers; return it and the last step's loss."""
     texts = torch.tensor([prompt + plain(target, prompt, 60).output_ids for prompt in prompts])
     loss_mask = torch.ones_like(texts)
     loss_mask[:, : len(prompts[0])] = 0
-    target_hidden = tapped(target, texts, config)
+    target_hidden = tapped(target, texts, config).float()
+    embedding, head = target.get_input_embeddings().weight.float(), target.get_output_embeddings().weight.float()
     drafter = Drafter(config, torch.Generator().manual_seed(5))
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -157,9 +158,9 @@ def overfit(
     generator = torch.Generator().manual_seed(6)
     for _ in range(num_steps):
         blocks = build_blocks(texts, loss_mask, sample_anchors(loss_mask, 16, generator), config, decay_gamma=4.0)
-        noise_embedding = F.embedding(blocks.noise_ids, target.get_input_embeddings().weight)
+        noise_embedding = F.embedding(blocks.noise_ids, embedding)
         hidden = drafter(noise_embedding, target_hidden, blocks.position_ids, blocks.masks)
-        loss = drafter_loss(hidden, target.lm_head.weight, blocks.labels, blocks.weights, config)
+        loss = drafter_loss(hidden, head, blocks.labels, blocks.weights, config)
         optimizer.zero_grad()
         (loss.numerator / loss.denominator).backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
