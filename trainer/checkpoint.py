@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.cursor import Cursor
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 
 WEIGHTS_FILE = "drafter.safetensors"
 GEOMETRY_FILE = "drafter_config.json"

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from shared.endpoint import runtime_dir
+from trainer.acceptance import EvalReport
 from trainer.checkpoint import Checkpoint, CheckpointStore, write_atomically
 from trainer.config import TrainerConfig
 from trainer.devices import drafter_devices, num_threads, target_devices
@@ -27,7 +28,6 @@ from trainer.instruments import own_thread
 from trainer.pipeline import Pipeline
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
-from trainer.speculate import EvalReport
 from trainer.supervisor import Stop, exit_status, stop_on_signals
 from trainer.world import Rank, World
 

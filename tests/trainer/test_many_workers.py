@@ -87,7 +87,7 @@ def test_two_by_two_train_what_one_by_one_does(small_target: Path, tmp_path: Pat
 def test_gradients_are_those_of_the_concatenated_batch(
     small_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four batches over 2 x 2 workers, and the same eight sequences as one batch of one pair: gradients within 1e-6."""
+    """Four batches over 2 x 2 workers, and the same eight sequences as one batch of one pair: gradients within 1e-6 of the largest."""
     gradients: dict[str, torch.Tensor] = {}
     shapes: list[int] = []
     count = DrafterWorker._count
@@ -116,8 +116,9 @@ def test_gradients_are_those_of_the_concatenated_batch(
     main(arguments(small_target, tmp_path / name, *common, "--set=train.batch_size=8", "--set=train.accumulate=1"))
 
     assert {2, 8} <= set(shapes)
-    assert float(gradients["one"].abs().max()) > 1e-3
-    torch.testing.assert_close(gradients["many"], gradients["one"], atol=1e-6, rtol=0)
+    largest = float(gradients["one"].abs().max())
+    assert largest > 1e-3
+    torch.testing.assert_close(gradients["many"], gradients["one"], atol=1e-6 * largest, rtol=0)
 
 
 def test_many_workers_resume_to_the_bit(small_target: Path, tmp_path: Path) -> None:
