@@ -57,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def missing_gpu() -> str | None:
     """What this machine lacks, and None if there is a GPU that torch can use."""
     if torch.version.cuda is None:
-        return (
-            f"this is a torch without CUDA ({torch.__version__}); on a machine with a GPU, run `make gpu-check` there"
-        )
+        return f"this torch ({torch.__version__}) has no CUDA; install one that has, on a machine with an NVIDIA GPU"
     if not torch.cuda.is_available():
         return "torch finds no NVIDIA GPU; is the driver loaded (nvidia-smi), and what says CUDA_VISIBLE_DEVICES?"
     return None
