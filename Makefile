@@ -28,7 +28,7 @@ test-slow: $(VENV)/.dev ## Run the long tests: storms of 200 kills and the like
 	$(BIN)/python -m pytest -m slow $(JOBS) $(ARGS)
 
 gpu-check: $(VENV)/.dev ## Check a machine with an NVIDIA GPU in four minutes (docs/gpu-check.md)
-	$(BIN)/python -m gpu_check $(ARGS)
+	$(BIN)/python -m bench.gpu_check $(ARGS)
 
 fuzz: $(VENV)/.fuzz ## Fuzz the wire for five minutes; ARGS= are options of libFuzzer
 	PYTHONPATH=.:tests $(BIN)/python tests/fuzz/fuzz_frames.py -max_total_time=300 $(ARGS)

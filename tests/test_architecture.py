@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted(
-    p for folder in ("shared", "trainer", "sidecar", "bench", "gpu_check") for p in (ROOT / folder).rglob("*.py")
-)
+SOURCES = sorted(p for folder in ("shared", "trainer", "sidecar", "bench") for p in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 

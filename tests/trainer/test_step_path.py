@@ -11,7 +11,7 @@ import torch
 import zmq
 from training_run import trainer_arguments
 
-from gpu_check.sync_watch import SyncWatch, on_step_path, step_times_s
+from bench.gpu_check.sync_watch import SyncWatch, on_step_path, step_times_s
 from trainer.app import main
 
 ROOT = Path(__file__).parents[2]

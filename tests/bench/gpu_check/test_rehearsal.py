@@ -12,7 +12,7 @@ import pytest
 from nvml_machine import Machine, MovingCounter, build_fake_driver, driver_environment
 from training_run import SETTINGS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NO_GPU = {"synchronisations", "allocator", "owners", "gpu_tests"}
 """What needs CUDA itself."""
 
@@ -31,7 +31,7 @@ class Rehearsal:
     def run(self, *options: str, status: int = 0) -> dict[str, dict[str, Any]]:
         """Go through all checks; returns them by name."""
         defaults = ("--rehearse", "--output", str(self._output), "--load-s", "3", "--run-s", "1", *self._train)
-        command = [sys.executable, "-m", "gpu_check", *defaults, *options]
+        command = [sys.executable, "-m", "bench.gpu_check", *defaults, *options]
         done = subprocess.run(
             command, cwd=ROOT, env=self._environ, capture_output=True, text=True, timeout=200, check=False
         )
@@ -96,7 +96,7 @@ def test_one_that_fails_hides_no_other(tmp_path: Path, small_target: Path) -> No
 def test_without_a_gpu_it_says_what_is_missing(tmp_path: Path) -> None:
     """One line and exit status 2; nothing is written."""
     output = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "gpu_check", "--output", str(output)]
+    command = [sys.executable, "-m", "bench.gpu_check", "--output", str(output)]
     environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
 

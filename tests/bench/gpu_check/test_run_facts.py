@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from gpu_check.guarded_trainer import CONTROL_THREAD, GuardReport
-from gpu_check.outcome import Check, Outcome, attempt
-from gpu_check.sync_watch import Synchronisation
-from gpu_check.watched_run import Page, RunFacts, WatchedRun
+from bench.gpu_check.guarded_trainer import CONTROL_THREAD, GuardReport
+from bench.gpu_check.outcome import Check, Outcome, attempt
+from bench.gpu_check.sync_watch import Synchronisation
+from bench.gpu_check.watched_run import Page, RunFacts, WatchedRun
 from sidecar.samples import labels_of
 
 UUID = "GPU-1"

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from bench.gpu_check.driver_counters import DriverCounters, Violation
+from bench.gpu_check.gpu_readings import GpuReadings, Point
+from bench.gpu_check.outcome import CheckFailedError, CheckSkippedError, Figures
 from bench.workplace import Workplace
-from gpu_check.driver_counters import DriverCounters, Violation
-from gpu_check.gpu_readings import GpuReadings, Point
-from gpu_check.outcome import CheckFailedError, CheckSkippedError, Figures
 from sidecar.collectors.nvml_throttle import REASONS
 
 SETTLE_S = 2.0
@@ -60,7 +60,7 @@ class Calibration:
         """Keep the GPUs busy for a while; the driver must see it on each GPU that torch has."""
         with Workplace() as place:
             total_s = self._seconds + SETTLE_S + 1.0
-            load = place.popen(("-m", "gpu_check.load", str(total_s), *self._devices))
+            load = place.popen(("-m", "bench.gpu_check.load", str(total_s), *self._devices))
             place.wait(lambda: "busy" in place.output(load), load, "the load to begin", START_TIMEOUT_S)
             self._readings.watch(SETTLE_S)
             self._window = self._observe()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpu_check.gpu_tests import check_gpu_tests
-from gpu_check.outcome import Check, CheckFailedError, CheckSkippedError, Figures, attempt
+from bench.gpu_check.gpu_tests import check_gpu_tests
+from bench.gpu_check.outcome import Check, CheckFailedError, CheckSkippedError, Figures, attempt
 
 
 def raising(error: Exception) -> Check:

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from gpu_check.calibration import Calibration
-from gpu_check.gpu_readings import GpuReadings, check_fields
-from gpu_check.gpu_tests import check_gpu_tests
-from gpu_check.outcome import Check, Document, Figures, Outcome, attempt
-from gpu_check.watched_run import WatchedRun
+from bench.gpu_check.calibration import Calibration
+from bench.gpu_check.gpu_readings import GpuReadings, check_fields
+from bench.gpu_check.gpu_tests import check_gpu_tests
+from bench.gpu_check.outcome import Check, Document, Figures, Outcome, attempt
+from bench.gpu_check.watched_run import WatchedRun
 from trainer.gpu_identity import uuid_of
 
 DEFAULT_OUTPUT = Path("gpu-check.json")
@@ -115,7 +115,7 @@ def _machine() -> Figures:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m gpu_check", description="Check what only a machine with an NVIDIA GPU can show."
+        prog="python -m bench.gpu_check", description="Check what only a machine with an NVIDIA GPU can show."
     )
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, metavar="FILE", help="figures [%(default)s]")
     parser.add_argument(

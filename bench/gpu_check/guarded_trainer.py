@@ -1,4 +1,4 @@
-"""A training run whose every wait for a GPU is written down: `python -m gpu_check.guarded_trainer REPORT OPTION...`.
+"""A training run whose waits for a GPU are written down: `python -m bench.gpu_check.guarded_trainer REPORT OPTION...`.
 
 The options are those of `dflash-train`. Before the run a thread of its own waits for the GPU on purpose: a watch that
 does not notice that notices nothing.
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_check.sync_watch import Synchronisation, SyncWatch
+from bench.gpu_check.sync_watch import Synchronisation, SyncWatch
 from trainer.app import main as train
 from trainer.app import prepare_allocator
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.gpu_check.guarded_trainer import CONTROL_THREAD, GuardReport
+from bench.gpu_check.outcome import CheckFailedError, CheckSkippedError, Figures
+from bench.gpu_check.sync_watch import WARM_UP_STEPS, on_step_path, step_times_s
 from bench.workplace import BenchmarkError, SidecarProcess, Workplace, fetch
-from gpu_check.guarded_trainer import CONTROL_THREAD, GuardReport
-from gpu_check.outcome import CheckFailedError, CheckSkippedError, Figures
-from gpu_check.sync_watch import WARM_UP_STEPS, on_step_path, step_times_s
 from sidecar.samples import Labels, labels_of
 from trainer.app import ALLOCATOR_VARIABLES
 
@@ -148,7 +148,7 @@ class WatchedRun:
         targets, drafters = (list(indices) for indices in self._devices)
         settings = SETTINGS | {"devices.targets": targets, "devices.drafters": drafters, "telemetry.audit_path": audit}
         options = [*self._options, *(f"--set={key}={value}" for key, value in settings.items())]
-        trainer = place.popen(("-m", "gpu_check.guarded_trainer", str(report), *options, "--out", str(out_dir)))
+        trainer = place.popen(("-m", "bench.gpu_check.guarded_trainer", str(report), *options, "--out", str(out_dir)))
         place.wait(lambda: _step(sidecar) >= MIN_STEPS, trainer, f"{MIN_STEPS} steps", FIRST_STEPS_TIMEOUT_S)
         time.sleep(self._seconds)
         page = _page(sidecar)

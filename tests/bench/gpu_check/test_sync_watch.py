@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_check.sync_watch import WARNING, Synchronisation, SyncWatch, on_step_path, step_times_s
+from bench.gpu_check.sync_watch import WARNING, Synchronisation, SyncWatch, on_step_path, step_times_s
 from shared.wire import Event, Step
 from trainer.supervisor import Stop, Supervisor
 
@@ -49,7 +49,7 @@ def test_a_wait_outside_of_our_code_has_the_place_of_whoever_waits() -> None:
         thread.join()
 
     assert [one.thread for one in watch.found] == ["control"]
-    assert watch.found[0].place.startswith("tests/gpu_check/test_sync_watch.py:")
+    assert watch.found[0].place.startswith("tests/bench/gpu_check/test_sync_watch.py:")
     assert watch.found[0].place.endswith(" in wait_for_gpu")
 
 

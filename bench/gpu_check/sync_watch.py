@@ -19,7 +19,7 @@ import msgspec
 from shared.wire import Record, Step
 
 WARNING = "called a synchronizing CUDA operation"
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 OWN_PACKAGES = ("trainer", "shared")
 WARM_UP_STEPS = 5
 """In its first steps a run may wait: kernels are compiled, optimizer state is made."""

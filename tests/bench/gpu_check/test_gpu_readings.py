@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from nvml_machine import PROFILES, Machine, MovingCounter, load_fake_driver
 
-from gpu_check import gpu_readings
-from gpu_check.calibration import Calibration
-from gpu_check.gpu_readings import GpuReadings, check_fields
-from gpu_check.outcome import Check, Outcome, attempt
+from bench.gpu_check import gpu_readings
+from bench.gpu_check.calibration import Calibration
+from bench.gpu_check.gpu_readings import GpuReadings, check_fields
+from bench.gpu_check.outcome import Check, Outcome, attempt
 
 SECONDS = 2.5
 MakeMachine = Callable[..., Machine]

@@ -1,4 +1,4 @@
-"""Keeps GPUs busy with matrix products: `python -m gpu_check.load SECONDS DEVICE...`, such as `12 cuda:0 cuda:1`."""
+"""Keeps GPUs busy with products: `python -m bench.gpu_check.load SECONDS DEVICE...`, such as `12 cuda:0 cuda:1`."""
 
 import sys
 import time

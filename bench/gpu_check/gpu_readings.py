@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from gpu_check.outcome import CheckFailedError, Figures
+from bench.gpu_check.outcome import CheckFailedError, Figures
 from sidecar.collectors.nvml import GpuFleet
 from sidecar.collectors.nvml_catalogue import EVENT_FAMILIES, GPU_FAMILIES
 from sidecar.samples import Labels

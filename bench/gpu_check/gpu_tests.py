@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_check.outcome import CheckFailedError, CheckSkippedError, Figures
+from bench.gpu_check.outcome import CheckFailedError, CheckSkippedError, Figures
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NOTHING_COLLECTED = 5
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)\b")
 
