@@ -93,6 +93,30 @@ class InstalledService:
             return None
         return float(found[0]) if found else None
 
+    def audited(self, run_id: str) -> int:
+        """How many records a trainer has written down so far."""
+        trail = self.container.root / RUNS.lstrip("/") / f"{run_id}.audit"
+        return trail.read_bytes().count(b"\n") if trail.exists() else 0
+
+    @contextmanager
+    def no_sidecar_possible(self) -> Iterator[None]:
+        """Let nothing start the sidecar, until `allow_sidecar`."""
+        mask = self.container.root / "etc/systemd/system" / SIDECAR
+        aside = mask.with_name("dflash-sidecar.aside")
+        mask.rename(aside)
+        self.systemctl("daemon-reload")
+        try:
+            yield
+        finally:
+            if aside.exists():
+                aside.rename(mask)
+
+    def allow_sidecar(self) -> None:
+        """End `no_sidecar_possible`."""
+        unit = self.container.root / "etc/systemd/system" / SIDECAR
+        unit.with_name("dflash-sidecar.aside").rename(unit)
+        self.systemctl("daemon-reload")
+
     def begin_afresh(self) -> None:
         """Forget every record and every run, and run the sidecar."""
         self.systemctl("stop", SIDECAR)
