@@ -1,5 +1,6 @@
 """A container with a real systemd as its first process: this machine's own root under an overlay, booted by nspawn.
 
+$SYSTEMD_TEST_ROOT names another root directory to boot, of a distribution with another systemd.
 Nothing reaches the machine but loopback, which is shared, so a page served inside is read from outside. What is not
 possible for want of rights or programs is `Impossible`, and its text says what is missing.
 """
@@ -50,7 +51,9 @@ class BootedContainer:
         self._cgroups = [path / f"dflash-{os.getpid()}" for path in hierarchies or [_CGROUPS]]
         for name in ("root", "upper", "work"):
             (self._place / name).mkdir()
-        options = f"lowerdir=/,upperdir={self._place}/upper,workdir={self._place}/work"
+            (self._place / name).chmod(0o755)
+        lower = os.environ.get("SYSTEMD_TEST_ROOT", "/")
+        options = f"lowerdir={lower},upperdir={self._place}/upper,workdir={self._place}/work"
         mount = ["mount", "-t", "overlay", "overlay", "-o", options, str(self.root)]
         done = subprocess.run(mount, capture_output=True, text=True, check=False)
         if done.returncode:

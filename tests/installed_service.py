@@ -132,7 +132,8 @@ class InstalledService:
         """
         unit = f"dflash-trainer@{run_id}.service"
         python = Path(self.container.run("readlink", "/usr/local/bin/dflash-sidecar").strip()).with_name("python3")
-        script = f"{python} {CHECKOUT}/tests/trainer_process.py {run_id} {STEPS_PER_SECOND} {2**26}"
+        self.container.write("/opt/trainer_process.py", (ROOT / "tests/trainer_process.py").read_text())
+        script = f"{python} /opt/trainer_process.py {run_id} {STEPS_PER_SECOND} {2**26}"
         self.drop_in(f"[Service]\nExecStart=\nExecStart={script}\n", "dflash-trainer@.service")
         self.systemctl("start", unit)
         before = self._process(unit)
