@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from installed_service import SIDECAR, STATE_DIR, InstalledService, await_restart
+from installed_service import SIDECAR, STATE_DIR, STEPS_PER_SECOND, InstalledService, await_restart
 from sidecar_process import wait_for
 
 pytestmark = pytest.mark.slow
@@ -76,11 +76,13 @@ def test_killed_sidecar_comes_back(service: InstalledService) -> None:
 
 
 def test_stopped_process_is_ended_by_the_watchdog(service: InstalledService) -> None:
-    """A process under SIGSTOP makes no progress, so the watchdog ends it and another one starts."""
+    """A healthy one is left alone; under SIGSTOP it makes no progress, the watchdog ends it and another one starts."""
     service.drop_in("[Service]\nWatchdogSec=2s\n")
     service.systemctl("restart", SIDECAR)
+    pid = service.pid
     with service.trainer():
-        pid = service.pid
+        wait_for(lambda: (service.steps() or 0) > 3 * STEPS_PER_SECOND, "three seconds of health")
+        assert service.pid == pid
         service.systemctl("kill", "--signal=SIGSTOP", "--kill-who=main", SIDECAR)
         await_restart(service, pid)
     service.drop_in("")
