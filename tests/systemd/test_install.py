@@ -1,5 +1,6 @@
 """Install, boot, upgrade, go back and uninstall, beside a trainer that must not notice, under a real systemd."""
 
+import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -109,6 +110,38 @@ def test_python_in_a_home_is_refused(service: InstalledService) -> None:
     assert files(service.container) == before
 
 
+def test_install_says_why_the_service_does_not_start(service: InstalledService) -> None:
+    """A port that another process has is named, with exit code 1; the next install is enough."""
+    service.systemctl("stop", SIDECAR)
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_server((host, int(port))):
+        failed = service.container.attempt(COMMAND, "install")
+    service.install()
+
+    assert failed.returncode == 1
+    assert f"{host}:{port} is in use by another process" in failed.stderr
+    assert service.shown("ActiveState") == "active"
+
+
+def test_image_is_prepared_without_being_started(service: InstalledService) -> None:
+    """`--root` installs into another root directory, users and directories too, and uninstalls from it."""
+    image = service.container.root / "opt/image"
+    pid = service.pid
+    service.container.run(COMMAND, "install", "--root", "/opt/image")
+    unit = image / UNITS.lstrip("/") / SIDECAR
+    wanted = image / UNITS.lstrip("/") / "multi-user.target.wants" / SIDECAR
+    found = unit.is_file(), wanted.is_symlink(), (image / "run/dflash").is_dir()
+    users = (image / "etc/passwd").read_text()
+    service.container.run(COMMAND, "uninstall", "--root", "/opt/image")
+
+    assert found == (True, True, True)
+    assert "dflash-sidecar:" in users
+    assert "dflash-trainer:" in users
+    assert not unit.exists()
+    assert not wanted.is_symlink()
+    assert service.pid == pid
+
+
 def test_boot_without_a_trainer(service: InstalledService) -> None:
     """The sidecar starts with the machine, waits, and takes in a trainer that comes last."""
     wants = service.container.root / UNITS.lstrip("/") / "multi-user.target.wants"
@@ -167,11 +200,14 @@ def test_uninstall_leaves_the_trainer_alone(service: InstalledService) -> None:
         trainer = service.shown("ActiveState", unit)
         assert (service.container.root / STATE_DIR.lstrip("/") / "journal.sqlite").exists()
         service.install()
-    service.container.run(COMMAND, "uninstall")
+    command = str(environment(service) / "bin/dflash-sidecar")
+    service.container.run(command, "uninstall")
+    again = service.container.run(command, "uninstall").splitlines()
     left = sorted(path.name for path in (service.container.root / UNITS.lstrip("/")).glob("dflash*"))
     service.install()
 
     assert f"leave      {UNITS}/dflash-trainer@.service: {unit} is running" in said
     assert gone == ("not-found", "inactive", None)
     assert trainer == "active"
+    assert [line.split()[0] for line in again] == ["run", "left"]  # nothing is there to be removed
     assert left == ["dflash-trainer@.service.d"]  # this test's own
