@@ -1,15 +1,16 @@
-# Every target sets up what it needs. PRESET= is passed on by `train`, ARGS= by `train`, `sidecar`, `test` and `bench`.
+# Every target sets up what it needs. PRESET= is passed on by `train`, ARGS= by all that run something.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 PRESET ?=
 ARGS ?=
+PREFIX ?= /opt/dflash
 # Most tests wait for other processes, so one more than two cores would have pays. ARGS=-n0 runs one test at a time.
 JOBS := -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help train sidecar test test-slow gpu-check fuzz bench check format docs clean
+.PHONY: help train sidecar install uninstall test test-slow gpu-check fuzz bench check format docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -20,6 +21,12 @@ train: $(VENV)/.trainer $(if $(filter smollm2,$(PRESET)),$(VENV)/.smollm2) ## Tr
 
 sidecar: $(VENV)/.trainer ## Run a sidecar in the foreground
 	$(BIN)/dflash-sidecar run $(ARGS)
+
+install: ## Install this version as a systemd service, as root: an environment in PREFIX=/opt/dflash, units, users
+	@PYTHON=$(PYTHON) PREFIX=$(PREFIX) systemd/install $(ARGS)
+
+uninstall: ## Remove the service, as root; its environments and what it recorded stay
+	@dflash-sidecar uninstall $(ARGS)
 
 test: $(VENV)/.dev ## Run the test suite without its long tests
 	$(BIN)/python -m pytest $(JOBS) $(ARGS)

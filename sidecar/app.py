@@ -60,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     keys = commands.add_parser("keys", help="make the keys for trainers on other machines")
     keys.add_argument("directory", type=Path, metavar="DIR")
     keys.set_defaults(command=_keys)
+    for name, is_wanted, help_text in (
+        ("install", True, "make this environment the system's sidecar, under systemd"),
+        ("uninstall", False, "remove the service; what it recorded stays"),
+    ):
+        sub = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+        sub.add_argument("--dry-run", action="store_true", help="say what would be done")
+        sub.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="root directory of an image [/]")
+        sub.set_defaults(command=_service, is_wanted=is_wanted)
     _add_places(stop)
     _add_places(status)
     _add_places(push, listens=False)
@@ -235,6 +243,14 @@ def _keys(arguments: argparse.Namespace) -> int:
     print(f"made {trainer} and {sidecar}; each holds a secret: copy them only over ssh or the like")
     print(f"trainers: --set telemetry.endpoint=tcp://HOST:PORT --set telemetry.keys={trainer}")
     print(f"sidecar:  --set 'remote.endpoints=[\"tcp://HOST:PORT\"]' --set remote.keys={sidecar}")
+    return 0
+
+
+def _service(arguments: argparse.Namespace) -> int:
+    from sidecar.service import Target, install, uninstall  # noqa: PLC0415 - see the module docstring
+
+    target = Target(root=arguments.root.resolve(), only_say=arguments.dry_run, say=print)
+    (install if arguments.is_wanted else uninstall)(target)
     return 0
 
 
