@@ -19,7 +19,7 @@ import msgspec
 
 LOCK_NAME = "sidecar.lock"
 LOG_NAME = "sidecar.log"
-_PRIVATE = ("*.sqlite*", LOG_NAME, "wandb")
+_PRIVATE = ("*.sqlite*", f"{LOG_NAME}*", "wandb")
 _LOCK_ATTEMPTS = 5
 _LOCK_PAUSE_S = 0.05
 
