@@ -9,6 +9,7 @@ from nvml_machine import Machine, load_fake_driver
 
 from sidecar.collectors.nvml import GpuFleet
 from sidecar.collectors.nvml_catalogue import FAST_FAMILIES, GPU_FAMILIES
+from sidecar.collectors.nvml_events import WAIT_MS
 from sidecar.collectors.nvml_gpu import Owners
 from sidecar.collectors.reading import Reading, families_of
 from sidecar.gpu_owners import bare_uuid
@@ -182,6 +183,7 @@ def test_mismatch_is_a_failure_until_it_is_mended(machine: Machine) -> None:
 def test_xids_are_counted_by_code_and_outlive_their_gpu(watch: Watch, machine: Machine) -> None:
     """Equal codes add up, a series begins at 0, and the count stays when the GPU is lost."""
     seen = set()
+    time.sleep(2 * WAIT_MS / 1000)  # both are listened to
     machine.raise_xid(0, 79)
     machine.raise_xid(0, 79)
     machine.raise_xid(1, 31)
