@@ -1,6 +1,7 @@
 """What the commands `run`, `check`, `backfill`, `rules` and `push` do."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -27,6 +28,7 @@ BACKFILL_POLL_S = 0.5
 
 def run(config: SidecarConfig, path: Path, log: Path | None) -> int:
     """Run a sidecar in the foreground until it is told to stop, with its log on stderr or in a file."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it asks for a reload: neither a start nor an end is to die of it
     keep_files_private()
     with log_to_stderr(log), closing(StateDir(path)) as state:
         daemon = Daemon(config, state, runtime_dir(os.environ), os.environ)
