@@ -30,13 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except SettingsError as error:
-        print(f"dflash-sidecar: {error}", file=sys.stderr)
+        _say_last(error)
         return USAGE_ERROR
     except ValueError as error:
-        print(f"dflash-sidecar: {error}", file=sys.stderr)
+        _say_last(error)
         return FAILED
     except KeyboardInterrupt:
         return 130
+
+
+def _say_last(error: ValueError) -> None:
+    from sidecar.log import say_last  # noqa: PLC0415 - see the module docstring
+
+    say_last(f"dflash-sidecar: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         sub = _with_settings(commands.add_parser, name, help_text)
         sub.set_defaults(command=command)
+        if command is _run:
+            sub.add_argument(
+                "--log", type=Path, metavar="FILE", help="write to a file, kept below 10 MiB, not to stderr"
+            )
     stop = commands.add_parser("stop", help="stop the sidecar of a state directory")
     stop.set_defaults(command=_stop)
     status = commands.add_parser("status", help="what is alive, what is lost, what is live")
@@ -151,7 +161,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from sidecar.commands import run  # noqa: PLC0415 - see the module docstring
 
     config = _config(arguments)
-    return run(config, state_dir(config, os.environ))
+    return run(config, state_dir(config, os.environ), arguments.log)
 
 
 def _start(arguments: argparse.Namespace) -> int:

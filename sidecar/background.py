@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sidecar.config import SidecarConfig
+from sidecar.log import MAX_FILE_BYTES, move_aside
 from sidecar.state_dir import LOG_NAME, StateDirError, keep_files_private, owner_of
 from sidecar.status import StatusDocument
 
@@ -57,13 +58,15 @@ def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
     log = path / LOG_NAME
     try:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if log.exists() and log.stat().st_size > MAX_FILE_BYTES / 2:  # so that no new one begins while we look at it
+            move_aside(log)
         with log.open("ab") as stream:
             began = stream.tell()
             child = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", "sidecar", "run", *options],
+                [sys.executable, "-m", "sidecar", "run", *options, "--log", str(log)],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
-                stderr=stream,
+                stderr=stream,  # what it says before it has its log
                 start_new_session=True,
             )
     except OSError as error:

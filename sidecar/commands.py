@@ -1,10 +1,10 @@
 """What the commands `run`, `check`, `backfill`, `rules` and `push` do."""
 
-import logging
 import os
-import sys
+import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from shared.endpoint import runtime_dir
@@ -15,6 +15,7 @@ from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
 from sidecar.definitions import Definition, DefinitionSet, load
 from sidecar.live_definitions import definitions_file
+from sidecar.log import log_to_stderr
 from sidecar.outlet import SPOOL_NAME, wandb_settings
 from sidecar.past import PastError, chosen, export, parse_labels, parse_since
 from sidecar.rules import recording_rules
@@ -25,19 +26,16 @@ from sidecar.station import JOURNAL_NAME
 BACKFILL_POLL_S = 0.5
 
 
-def run(config: SidecarConfig, path: Path) -> int:
-    """Run a sidecar in the foreground until it is told to stop."""
-    _log_to_stderr()
+def run(config: SidecarConfig, path: Path, log: Path | None) -> int:
+    """Run a sidecar in the foreground until it is told to stop, with its log on stderr or in a file."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it asks for a reload: neither a start nor an end is to die of it
     keep_files_private()
-    state = StateDir(path)
-    try:
+    with log_to_stderr(log), closing(StateDir(path)) as state:
         daemon = Daemon(config, state, runtime_dir(os.environ), os.environ)
         try:
             daemon.run()
         finally:
             daemon.close()
-    finally:
-        state.close()
     return 0
 
 
@@ -86,26 +84,12 @@ def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Seq
 
 def push(config: SidecarConfig, path: Path) -> int:
     """Upload what waits in the spool; no sidecar may be using it."""
-    _log_to_stderr()
     keep_files_private()
-    state = StateDir(path)
-    try:
+    with log_to_stderr(), closing(StateDir(path)):
         return upload(path / SPOOL_NAME, wandb_settings(config.wandb), os.environ, print)
-    finally:
-        state.close()
 
 
 def _chosen(config: SidecarConfig, path: Path, metrics: Sequence[str]) -> list[Definition]:
     """The definitions with these names, of the file that is or would be live."""
     file = definitions_file(Path(config.definitions) if config.definitions else None, path)
     return chosen(check(file, path), metrics)
-
-
-def _log_to_stderr() -> None:
-    """One line per event; the journal of systemd puts its own time before each."""
-    timed = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"{timed}%(levelname)-7s %(message)s", datefmt="%H:%M:%S"))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)

@@ -70,6 +70,7 @@ class Daemon:
         self, config: SidecarConfig, state_dir: StateDir, runtime_dir: Path, environ: Mapping[str, str]
     ) -> None:
         self._config = config
+        self._state_dir = state_dir
         self._alarm = Alarm()
         self._should_stop = False
         self._is_ready = False
@@ -164,6 +165,8 @@ class Daemon:
     def _turn(self) -> None:
         """Once around: take in, pass on, show."""
         self._reload_if_due()
+        if self._station.journal.is_on_disk and not (self._state_dir.is_held and self._station.is_in_place):
+            raise DatabaseError("it was removed while in use")
         readings = self._machine.latest()
         self._station.pipeline.add_readings(readings)
         self._station.turn(self._config.interval_s)
@@ -223,7 +226,7 @@ class Daemon:
         now_s = time.monotonic()
         if not self._station.journal.is_on_disk and now_s >= self._next_probe_s:
             self._next_probe_s = now_s + self._probe_pause_s
-            if has_room(self._around.state_dir):
+            if self._state_dir.take_again() and has_room(self._around.state_dir):
                 self._replace_station(None)
 
     def _reload_if_due(self) -> None:

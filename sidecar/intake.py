@@ -25,6 +25,9 @@ from sidecar.stored import Batch, LostRange, StoredSession
 COMMIT_INTERVAL_S = 0.1
 COMMIT_RECORDS = 500
 CHECK_INTERVAL_S = 1.0
+SETTLE_INTERVAL_S = 600.0
+OWED_S = 86_400.0
+"""How long after its end a trainer elsewhere may still bring what it owes."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +62,7 @@ class Intake:
         self._batch = Batch()
         self._commit_s = now_s
         self._check_s = now_s
+        self._settle_s = now_s + SETTLE_INTERVAL_S
         self._complained: set[tuple[str, str]] = set()
         self._open_books(now_s)
 
@@ -87,6 +91,9 @@ class Intake:
         if now_s >= self._check_s:
             self._check_s = now_s + CHECK_INTERVAL_S
             self._end_silent_sessions(now_s)
+        if now_s >= self._settle_s:
+            self._settle_s = now_s + SETTLE_INTERVAL_S
+            self._settle_old_debts(now_s)
         changes, self._subscriptions = self._subscriptions, []
         return changes
 
@@ -203,10 +210,16 @@ class Intake:
         return track
 
     def _settle(self, earlier: StoredSession, now_s: float) -> None:
-        """Give up what an ended session might still have brought: another one has taken its place."""
+        """Give up what an ended session might still have brought: its place, or its time, is over."""
         hello = earlier.hello
         again = self._journal.open_session(hello, encode(hello), earlier.endpoint, earlier.labels)
         self._end(SessionTrack(again, self._journal.held_seqs(again.number, again.next_seq), now_s), now_s)
+
+    def _settle_old_debts(self, now_s: float) -> None:
+        for earlier in self._journal.sessions():
+            is_owing = earlier.ended_s is not None and earlier.next_seq < earlier.end_seq
+            if is_owing and self._wall_s() - (earlier.ended_s or 0.0) > OWED_S:
+                self._settle(earlier, now_s)
 
     def _labels(self, hello: Hello) -> Labels:
         """Labels that keep this session apart from those that live beside it: none as long as it is alone."""

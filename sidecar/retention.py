@@ -3,9 +3,13 @@
 import sqlite3
 
 MAX_DROPPED = 2_000
+MAX_DROPPED_SAMPLES = 200
+"""Groups of them, each as large as many records."""
 VACUUM_PAGES = 2_000
 _FORGET_SESSIONS = """DELETE FROM sessions WHERE consumed = 1 AND ended_s < ? AND NOT EXISTS
     (SELECT 1 FROM records WHERE key >= sessions.id << 40 AND key < (sessions.id + 1) << 40)"""
+
+_DROP_SAMPLES = "DELETE FROM samples WHERE id IN (SELECT id FROM samples ORDER BY time_s LIMIT ?)"
 
 
 def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> bool:
@@ -14,7 +18,10 @@ def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> boo
     Size means pages in use, so that a file full of free pages is not trimmed to nothing.
     """
     with connection:
-        due = _drop_records(connection, oldest_s, excess=used_bytes(connection) > max_bytes)
+        excess = used_bytes(connection) > max_bytes
+        due = _drop_records(connection, oldest_s, excess=excess)
+        if excess and not due:  # no records are left, as where no trainer has been for long
+            due = connection.execute(_DROP_SAMPLES, (MAX_DROPPED_SAMPLES,)).rowcount > 0
         connection.execute("DELETE FROM samples WHERE time_s < ?", (oldest_s,))
         connection.execute(_FORGET_SESSIONS, (oldest_s,))
     connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()

@@ -19,7 +19,7 @@ import msgspec
 
 LOCK_NAME = "sidecar.lock"
 LOG_NAME = "sidecar.log"
-_PRIVATE = ("*.sqlite*", LOG_NAME, "wandb")
+_PRIVATE = ("*.sqlite*", f"{LOG_NAME}*", "wandb")
 _LOCK_ATTEMPTS = 5
 _LOCK_PAUSE_S = 0.05
 
@@ -44,25 +44,40 @@ class StateDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._url = ""
         try:
-            path.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._fd = _open_lock(path / LOCK_NAME)
+            self._fd = _take(path)
         except OSError as error:
             raise StateDirError(
                 f"{path}: {error.strerror}; give a writable directory with --state-dir or DFLASH_STATE_DIR"
             ) from error
-        try:
-            _lock(self._fd)
-        except BlockingIOError as error:
-            os.close(self._fd)
-            owner = _read(path)
-            who = f"a sidecar with pid {owner.pid}" if owner else "another sidecar"
-            raise StateDirError(f"{path} is in use by {who}; stop it or give another --state-dir") from error
         self.announce("")
         _make_private(path)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock file that is there is the one we hold: somebody may have removed it, or all of it."""
+        return is_same_file(self.path / LOCK_NAME, os.fstat(self._fd))
+
+    def take_again(self) -> bool:
+        """Make the directory anew if it was removed; False when that is not possible now.
+
+        Raises:
+            StateDirError: another sidecar has taken it meanwhile.
+        """
+        if not self.is_held:
+            try:
+                again = _take(self.path)
+            except OSError:
+                return False
+            os.close(self._fd)
+            self._fd = again
+            self.announce(self._url)
+        return True
+
     def announce(self, url: str) -> None:
         """Write who owns the directory and where it answers; on a disk that takes nothing, nobody learns it."""
+        self._url = url
         data = msgspec.json.encode(Owner(os.getpid(), url))
         with contextlib.suppress(OSError):
             os.pwrite(self._fd, data, 0)  # first, so that a full disk has room for it where the last owner's was
@@ -78,6 +93,16 @@ class StateDir:
 def keep_files_private() -> None:
     """Let this process and those it starts make no file that everybody may read, or the group may write."""
     os.umask(os.umask(0o077) | 0o027)
+
+
+def is_same_file(path: Path, known: os.stat_result) -> bool:
+    """Whether a file that was opened is still what its path names; also when nobody can tell."""
+    try:
+        return os.path.samestat(path.stat(), known)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def owner_of(path: Path) -> Owner | None:
@@ -102,6 +127,20 @@ def _make_private(path: Path) -> None:
             if mode & stat.S_IRWXO:
                 with contextlib.suppress(OSError):  # another user's, or on a disk that takes nothing
                     file.chmod(mode & ~stat.S_IRWXO)
+
+
+def _take(path: Path) -> int:
+    """Make the directory and lock it; raises OSError when it cannot be made, StateDirError when another one has it."""
+    path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    fd = _open_lock(path / LOCK_NAME)
+    try:
+        _lock(fd)
+    except BlockingIOError as error:
+        os.close(fd)
+        owner = _read(path)
+        who = f"a sidecar with pid {owner.pid}" if owner else "another sidecar"
+        raise StateDirError(f"{path} is in use by {who}; stop it or give another --state-dir") from error
+    return fd
 
 
 def _open_lock(path: Path) -> int:

@@ -32,6 +32,7 @@ from sidecar.outlet import WandbOutlet
 from sidecar.pipeline import Pipeline
 from sidecar.publication import Publication
 from sidecar.receiver import Receiver
+from sidecar.state_dir import is_same_file
 
 JOURNAL_NAME = "journal.sqlite"
 MEMORY_JOURNAL_BYTES = 64 * 1024**2
@@ -87,7 +88,13 @@ class Station:
             self.publication = Publication(journal, self.pipeline, around.definitions, self.outlet, in_memory)
             self.publication.introduce(around.url, around.state_dir, around.runtime_dir)
             self.backfills = BackfillDesk(around.state_dir)
+            self._journal_file = around.journal_path.stat() if journal.is_on_disk else None
             self._closing = stack.pop_all()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what is written can be found again: not when somebody removed or replaced the journal's file."""
+        return self._journal_file is None or is_same_file(self._around.journal_path, self._journal_file)
 
     def start(self) -> None:
         """Listen, and begin to read the past that the definitions look at."""

@@ -105,7 +105,7 @@ class Machine:
     """
 
     def __init__(self, path: Path, num_gpus: int | None = None, profile: str = "h200") -> None:
-        self._path = path
+        self.path = path
         self.profile = profile
         self.num_gpus: int = _profile(profile)["gpus"] if num_gpus is None else num_gpus
         self.values: dict[str, str] = {"driver": "580.65.06", "nvml": "13.580.65.06", "cuda": "13000"}
@@ -117,9 +117,9 @@ class Machine:
 
     def write(self) -> None:
         """Make the values what the driver says from now on."""
-        staged = self._path.with_suffix(".new")
+        staged = self.path.with_suffix(".new")
         staged.write_text("".join(f"{key}={value}\n" for key, value in self.values.items()))
-        staged.replace(self._path)
+        staged.replace(self.path)
 
     def set(self, **values: object) -> None:
         """Change values (`gpu0__power_mw="!15"`), or remove them with None."""
@@ -157,7 +157,7 @@ class Machine:
 
     def remove_driver(self) -> None:
         """Take the driver away."""
-        self._path.unlink()
+        self.path.unlink()
 
 
 class CallLog:

@@ -85,6 +85,12 @@ class Place:
         defaults = ("--state-dir", str(self.state_dir), "--listen", f"127.0.0.1:{port}", "--set", "wandb.mode=offline")
         return Sidecar(self.popen("-m", "sidecar", "run", *defaults, *options), self.state_dir)
 
+    def attached(self, process: "subprocess.Popen[Any]") -> "Sidecar":
+        """A sidecar that was started in another way, once it answers."""
+        sidecar = Sidecar(process, self.state_dir)
+        sidecar.wait_until_ready()
+        return sidecar
+
     def close(self) -> None:
         """Kill what is left."""
         for process in self._started:
@@ -118,7 +124,7 @@ class Trainer:
 class Sidecar:
     """A running sidecar."""
 
-    def __init__(self, process: "subprocess.Popen[str]", state_dir: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[Any]", state_dir: Path) -> None:
         self.process = process
         self._lock = state_dir / "sidecar.lock"
         self.url = ""

@@ -24,17 +24,24 @@ listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[2])
 listener.listen(8)
 
+named = threading.Semaphore(0)
+
 def spin(name):
     name_this_thread(name)
+    named.release()
     while True:
         pass
 
 def rest(name):
     name_this_thread(name)
+    named.release()
     time.sleep(1000)
 
+if sys.argv[3:] and sys.argv[3].startswith("user-"):
+    os.setuid(int(sys.argv.pop(3).split("-")[1]))
 for work in sys.argv[3:]:
     threading.Thread(target={"spin": spin, "rest": rest}[work.split("-")[0]], args=(work,), daemon=True).start()
+    named.acquire()
 print(os.getpid(), flush=True)
 sys.stdin.read()
 """
@@ -60,7 +67,10 @@ def session_of(endpoint: Path, pid: int, labels: Labels = (), **config: Scalar) 
 def listening(
     endpoint: Path, *works: str, prefix: Sequence[str] = ()
 ) -> "Iterator[tuple[subprocess.Popen[str], StoredSession]]":
-    """A process that listens, with a thread per word (`spin-a`, `rest-b`); it ends with the context."""
+    """A process that listens, with a thread per word (`spin-a`, `rest-b`); it ends with the context.
+
+    A first word `user-65534` makes it a process of that user.
+    """
     root = str(Path(__file__).parent.parent)
     command = [*prefix, sys.executable, "-c", _SCRIPT, root, str(endpoint), *works]
     with subprocess.Popen(

@@ -79,11 +79,11 @@ class ControlGroups:
     def values(self, pid: int, whose: str, labels: Labels = ()) -> Iterator[Value]:
         """All points of one process; raises psutil.NoSuchProcess."""
         try:
-            text = (Path(psutil.PROCFS_PATH) / str(pid) / "cgroup").read_text()
+            text = (Path(psutil.PROCFS_PATH) / str(pid) / "cgroup").read_text(errors="surrogateescape")
         except (FileNotFoundError, ProcessLookupError):
             raise psutil.NoSuchProcess(pid) from None
         if not self._mounts:
-            self._mounts = mounts_of((Path(psutil.PROCFS_PATH) / "self/mountinfo").read_text())
+            self._mounts = mounts_of((Path(psutil.PROCFS_PATH) / "self/mountinfo").read_text(errors="surrogateescape"))
         yield from values_of(text, self._mounts, with_label(labels, "process", whose))
 
 

@@ -70,7 +70,7 @@ class Device:
 def _name(handle: Handle) -> str:
     try:
         return str(pynvml.nvmlDeviceGetName(handle))
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, UnicodeDecodeError):
         return ""
 
 

@@ -1,30 +1,48 @@
 """Counts XID errors per GPU and code, as the driver tells of them; those before the sidecar started are not known.
 
-One thread waits in the driver, never longer than WAIT_MS, so that it can be stopped. The counts outlive a lost GPU: an
-XID is often the last that is heard of one. A series begins at 0 one reading before its first count, because a counter
-that begins at 1 has no increase.
+One thread makes every call about events, so one that hangs costs no GPU its values. It waits in the driver, never
+longer than WAIT_MS, so that it can be stopped. The counts outlive a lost GPU: an XID is often the last that is heard of
+one. A series begins at 0 one reading before its first count, because a counter that begins at 1 has no increase. A GPU
+is listened to at the latest WAIT_MS after it was found.
 """
 
 import ctypes
 import logging
+import queue
 import threading
 import time
+from typing import NamedTuple
 
 import pynvml
 
 from sidecar.collectors.nvml_catalogue import EVENT_FAMILIES
-from sidecar.collectors.nvml_device import Device
+from sidecar.collectors.nvml_device import Device, Handle
 from sidecar.collectors.nvml_gate import CallGate, GateClosedError
 from sidecar.collectors.reading import Reading, Value, export
 from sidecar.samples import labels_of
 
 WAIT_MS = 500
+LATE_S = 5.0
+"""The thread goes around at least so often, unless a call hangs."""
+QUIET_S = 60.0
+"""Time between two lines in the log about the same XID of the same GPU."""
 NAME = "nvml_events"
 _log = logging.getLogger(__name__)
 
+_Key = tuple[str, int]
+"""UUID and XID."""
+
+
+class _Events(NamedTuple):
+    """The driver's set of events, and whom the handles in it stand for, from one initialisation to the next."""
+
+    generation: int
+    handle: object
+    uuids: dict[int | None, str]
+
 
 class XidWatch:
-    """Start it once; `register` may be called by any thread inside the gate.
+    """Start its thread once; `register` may be called by any thread inside the gate, `latest` by one.
 
     Args:
         gate: closed while the driver must not be called.
@@ -35,12 +53,16 @@ class XidWatch:
         self._interval_s = interval_s
         self._reading: Reading | None = None
         self._gate = gate
-        self._lock = threading.Lock()
-        self._set: tuple[int, object] | None = None
-        self._uuids: dict[int | None, str] = {}
-        self._counts: dict[tuple[str, int], int] = {}
-        self._shown: set[tuple[str, int]] = set()
+        self._arrivals: queue.SimpleQueue[tuple[int, Device]] = queue.SimpleQueue()
+        self._is_used = False
+        self._events: _Events | None = None
+        self._counts: dict[_Key, int] = {}
+        self._shown: set[_Key] = set()
+        self._told_s: dict[_Key, float] = {}
+        self._without: set[str] = set()
         self._failure = ""
+        self._is_failing = False
+        self._turned_s = time.monotonic()
         self._stopping = threading.Event()
         self.thread = threading.Thread(target=self._run, name="collect-nvml-events", daemon=True)
 
@@ -49,74 +71,93 @@ class XidWatch:
         self._stopping.set()
 
     def register(self, device: Device) -> None:
-        """Listen to a GPU from now on; one that has no events is left alone."""
-        try:
-            with self._lock:
-                events = self._current_set()
-                self._uuids[_address(device.handle)] = device.uuid
-            pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, events)
-        except pynvml.NVMLError as error:
-            _log.info("GPU %s tells of no XID errors: %s", device.uuid, error)
+        """Have a GPU listened to from now on; one that has no events is left alone."""
+        self._is_used = True
+        self._arrivals.put((self._gate.generation, device))
 
     def latest(self) -> list[Reading]:
-        """All counts, once there is something to listen to."""
-        if self._set is None:
+        """All counts, once there is somebody to listen to."""
+        if not self._is_used:
             return []
         if self._reading is not None and 0.0 <= time.time() - self._reading.time_s < self._interval_s:
             return [self._reading]
+        late_s = time.monotonic() - self._turned_s
+        failure = f"no answer within {LATE_S:g} s" if late_s > LATE_S else self._failure
         values: list[Value] = []
-        with self._lock:
-            for key, count in self._counts.items():
-                labels = labels_of(uuid=key[0], code=str(key[1]))
-                values.append(("dflash_gpu_xid_errors_total", labels, float(count if key in self._shown else 0)))
-            self._shown.update(self._counts)
+        for key, count in self._counts.copy().items():
+            labels = labels_of(uuid=key[0], code=str(key[1]))
+            values.append(("dflash_gpu_xid_errors_total", labels, float(count if key in self._shown else 0)))
+            self._shown.add(key)
         self._reading = Reading(
             collector=NAME,
-            success=not self._failure,
+            success=not failure,
             time_s=time.time(),
-            duration_s=0.0,
+            duration_s=late_s if failure else 0.0,
             families=export(EVENT_FAMILIES, values),
-            error=self._failure,
+            error=failure,
         )
+        self._report(failure)
         return [self._reading]
 
-    def _current_set(self) -> object:
-        """The set of events of this generation; the one before went with the driver's shutdown."""
-        if self._set is None or self._set[0] != self._gate.generation:
-            self._set = (self._gate.generation, pynvml.nvmlEventSetCreate())
-            self._uuids.clear()
-        return self._set[1]
+    def _report(self, failure: str) -> None:
+        if failure and not self._is_failing:
+            _log.warning("collector %s: %s", NAME, failure)
+        elif self._is_failing and not failure:
+            _log.info("collector %s works again", NAME)
+        self._is_failing = bool(failure)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            self._turned_s = time.monotonic()
             try:
                 with self._gate.calls(WAIT_MS / 1000):
+                    self._admit()
                     self._wait()
             except GateClosedError:
                 continue
-
-    def _wait(self) -> None:
-        known = self._set
-        if known is None or known[0] != self._gate.generation:
-            self._stopping.wait(WAIT_MS / 1000)
-            return
-        try:
-            event = pynvml.nvmlEventSetWait_v2(known[1], WAIT_MS)
-        except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+            except pynvml.NVMLError as error:
                 self._failure = str(error)
                 self._stopping.wait(WAIT_MS / 1000)  # an error that returns at once must not become a busy loop
             else:
                 self._failure = ""
+
+    def _admit(self) -> None:
+        """Listen to those that have arrived; the handles of an earlier generation are dead."""
+        while not self._arrivals.empty():
+            generation, device = self._arrivals.get()
+            if generation != self._gate.generation:
+                continue
+            try:
+                if self._events is None or self._events.generation != generation:
+                    self._events = _Events(generation, pynvml.nvmlEventSetCreate(), {})
+                self._events.uuids[_address(device.handle)] = device.uuid
+                pynvml.nvmlDeviceRegisterEvents(
+                    device.handle, pynvml.nvmlEventTypeXidCriticalError, self._events.handle
+                )
+            except pynvml.NVMLError as error:
+                if device.uuid not in self._without:
+                    self._without.add(device.uuid)
+                    _log.info("GPU %s tells of no XID errors: %s", device.uuid, error)
+
+    def _wait(self) -> None:
+        """Wait for one event, or a while for somebody to listen to."""
+        if self._events is None or self._events.generation != self._gate.generation:
+            self._stopping.wait(WAIT_MS / 1000)
             return
-        self._failure = ""
+        try:
+            event = pynvml.nvmlEventSetWait_v2(self._events.handle, WAIT_MS)
+        except pynvml.NVMLError_Timeout:
+            return
         if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
-            with self._lock:
-                uuid = self._uuids.get(_address(event.device), "")
-                key = (uuid, int(event.eventData))
-                self._counts[key] = self._counts.get(key, 0) + 1
-            _log.warning("GPU %s: XID %d", uuid, event.eventData)
+            self._count((self._events.uuids.get(_address(event.device), ""), int(event.eventData)))
+
+    def _count(self, key: _Key) -> None:
+        self._counts[key] = self._counts.get(key, 0) + 1
+        now_s = time.monotonic()
+        if now_s >= self._told_s.get(key, float("-inf")) + QUIET_S:
+            self._told_s[key] = now_s
+            _log.warning("GPU %s: XID %d", *key)
 
 
-def _address(handle: object) -> int | None:
+def _address(handle: Handle) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value  # type: ignore[arg-type]

@@ -26,6 +26,8 @@ from sidecar.samples import ExportedFamily, Labels, labels_of
 
 UNSUPPORTED_RETRY_S = 600.0
 FIND_WAIT_S = 1.0
+_Signal = tuple[str, tuple[str, ...]]
+"""UUID and families of a query: a query of its own may be a new object after each initialisation."""
 LASTING_S = 10.0
 """A query that has failed for so long is worth a line in the log."""
 _log = logging.getLogger(__name__)
@@ -68,8 +70,8 @@ class Gpu:
         self._throttling = Throttling()
         self._queries: tuple[Query, ...] = ()
         self.found = threading.Event()
-        self._failing_s: dict[tuple[str, Query], float] = {}
-        self._reported: set[tuple[str, Query]] = set()
+        self._failing_s: dict[_Signal, float] = {}
+        self._reported: set[_Signal] = set()
 
     @property
     def is_lost(self) -> bool:
@@ -160,6 +162,9 @@ class Gpu:
         self._queries = (*FAST_QUERIES, self._throttling.query, PerformanceMonitor().query)
         self._xids.register(gpu)
         self.devices = (gpu, *gpu.instances())
+        known = {device.uuid for device in self.devices}
+        self._failing_s = {key: since_s for key, since_s in self._failing_s.items() if key[0] in known}
+        self._reported.intersection_update(self._failing_s)
         self.found.set()
 
     def _info(self, device: Device) -> Labels:
@@ -167,13 +172,13 @@ class Gpu:
         return labels_of(**{**owner, **device.identity})
 
     def _failed(self, device: Device, query: Query, error: pynvml.NVMLError, now_s: float) -> None:
-        key = (device.uuid, query)
+        key = (device.uuid, query.families)
         if now_s - self._failing_s.setdefault(key, now_s) >= LASTING_S and key not in self._reported:
             self._reported.add(key)
             _log.warning("GPU %s: %s cannot be read: %s", device.uuid, ", ".join(query.families), error)
 
     def _worked(self, device: Device, query: Query, now_s: float) -> None:
-        key = (device.uuid, query)
+        key = (device.uuid, query.families)
         since_s = self._failing_s.pop(key, None)
         if since_s is not None and key in self._reported:
             self._reported.discard(key)

@@ -112,7 +112,7 @@ def find(session: StoredSession) -> psutil.Process | str:
         process = psutil.Process(pid)
         own_pid = _own_pid(pid)
         start_s = process.create_time()
-    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+    except (psutil.Error, FileNotFoundError, ProcessLookupError, PermissionError):
         return f"its process {pid} is hidden (a /proc with hidepid, or ProtectProc=)"
     if own_pid != session.hello.pid:
         return f"{pid} listens on {session.endpoint}, which is not the process that said hello"

@@ -226,3 +226,29 @@ def test_power_cut(place: Place) -> None:
     rows = spool.rows("run", 0, 10**6)
     spool.close()
     assert [row["train/step"] for _, row in rows if "train/step" in row] == list(range(1, num_steps + 1))
+
+
+@pytest.mark.parametrize("what", ["all", "the journal", "the lock"])
+def test_removed_state_directory(place: Place, what: str) -> None:
+    """What is removed under a live sidecar is made anew, filled from the trainer's ring, and its own alone again."""
+    trainer = place.trainer()
+    sidecar = place.sidecar()
+    wait_for(lambda: sidecar.status()["records"]["received"] > 50, "records")
+    files = {"the journal": place.state_dir / "journal.sqlite", "the lock": place.state_dir / "sidecar.lock"}
+    if what == "all":
+        shutil.rmtree(place.state_dir)
+    else:
+        files[what].unlink()
+    wait_for(lambda: not is_on_disk(sidecar), "the loss to be noticed")
+    assert_goes_on(sidecar)
+    wait_for(lambda: is_on_disk(sidecar), "the return to the disk", 30)
+    wait_for(lambda: sidecar.status()["records"]["received"] > 500, "the records from before")
+    second = place.command("run", "--state-dir", str(place.state_dir), "--listen", "127.0.0.1:0")
+    _, num_records = trainer.stop()
+    wait_for(lambda: not sidecar.status()["trainers"], "the end of the trainer")
+    counts = sidecar.status()["records"]
+    sidecar.terminate()
+
+    assert (second.returncode, f"in use by a sidecar with pid {sidecar.process.pid}" in second.stderr) == (1, True)
+    assert (counts["received"], counts["lost"]) == (num_records, 0)
+    assert_journal_equals(place.state_dir / "journal.sqlite", place.audit("run"))

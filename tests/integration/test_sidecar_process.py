@@ -1,10 +1,12 @@
 """The whole sidecar as a process, beside a real publisher in another: killed, restarted, misused."""
 
 import itertools
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 
 import zmq
@@ -187,6 +189,33 @@ def test_without_a_trainer_it_waits_and_says_where(place: Place) -> None:
     wait_for(lambda: sidecar.metrics().get("dflash_trainer_up") == 0.0, "the trainer to be down")
 
     assert "dflash_step" not in sidecar.metrics()
+
+
+def test_storm_of_reloads_never_ends_it(place: Place) -> None:
+    """SIGHUP all the time, before it answers, while it serves and while it stops: each is heeded or passed over."""
+    sidecar = place.starting_sidecar()
+    lock = place.state_dir / "sidecar.lock"
+    wait_for(lambda: lock.exists() and lock.read_bytes() != b"", "the state directory to be taken")
+    is_over = threading.Event()
+
+    def storm() -> None:
+        while not is_over.is_set():
+            sidecar.process.send_signal(signal.SIGHUP)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=storm)
+    thread.start()
+    try:
+        sidecar.wait_until_ready()
+        pages = [sidecar.metrics() for _ in range(20)]
+        _, output = sidecar.terminate()
+    finally:
+        is_over.set()
+        thread.join()
+
+    assert sidecar.process.returncode == 0, output[-2000:]
+    assert all("dflash_sidecar_start_time_seconds" in page for page in pages)
+    assert "Traceback" not in output
 
 
 def test_second_sidecar_on_one_state_directory_is_refused(place: Place) -> None:

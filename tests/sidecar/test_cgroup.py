@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sidecar.collectors.cgroup import ControlGroups, Mount, mounts_of, values_of
@@ -169,3 +170,18 @@ def test_real_memory_limit_and_a_real_kill_show() -> None:
     assert values["memory_limit_bytes"] == 2**26
     assert 0 < values["memory_bytes"] <= 2**26
     assert values["oom_kills_total"] >= 1
+
+
+def test_bytes_that_are_no_text_in_a_path_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount or a group named in bytes that are not UTF-8 is a name like any other."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_bytes(b"0::/caf\xe9\n")
+    (tmp_path / "self").mkdir()
+    mounted = f"31 23 0:26 / {tmp_path}/groups rw - cgroup2 cgroup2 rw\n".encode()
+    (tmp_path / "self/mountinfo").write_bytes(b"30 23 8:1 / /media/caf\xe9 rw - ext4 /dev/sda1 rw\n" + mounted)
+    group = tmp_path / os.fsdecode(b"groups/caf\xe9")
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("50000 100000\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+
+    assert ("dflash_cgroup_cpu_limit_cpus", (("process", "trainer"),), 0.5) in ControlGroups().values(7, "trainer")

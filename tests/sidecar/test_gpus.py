@@ -1,5 +1,6 @@
 """GPUs through the real nvidia-ml-py: every field, and every way in which a driver misbehaves."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from nvml_machine import Machine, load_fake_driver
 
 from sidecar.collectors.nvml import GpuFleet
 from sidecar.collectors.nvml_catalogue import FAST_FAMILIES, GPU_FAMILIES
+from sidecar.collectors.nvml_events import WAIT_MS
 from sidecar.collectors.nvml_gpu import Owners
 from sidecar.collectors.reading import Reading, families_of
 from sidecar.gpu_owners import bare_uuid
@@ -125,6 +127,42 @@ def test_call_that_never_returns_leaves_the_other_gpu_fresh(watch: Watch, machin
     wait_until(lambda: watch.get("up", "GPU-1") == 1.0 and watch.success("nvml") == 1.0)
 
 
+def test_field_that_fails_on_is_told_once_however_often_the_driver_is_initialised(
+    watch: Watch, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Performance monitoring fails for good while another GPU comes and goes: one line, and one when it is back."""
+    monkeypatch.setattr("sidecar.collectors.nvml_gpu.LASTING_S", 2 * INTERVAL_S)
+    caplog.set_level(logging.INFO)
+    machine.set_call("nvmlGpmSampleGet", gpu=0, error=999)
+
+    def lines(text: str) -> list[str]:
+        return [line for line in caplog.messages if "GPU-0: dflash_gpu_sm_utilization" in line and text in line]
+
+    wait_until(lambda: bool(lines("cannot be read")))
+    for _ in range(3):
+        machine.set(gpu1__gone=15)
+        wait_until(lambda: watch.get("up", "GPU-1") == 0.0)
+        machine.set(gpu1__gone=None)
+        wait_until(lambda: watch.get("up", "GPU-1") == 1.0)
+        time.sleep(4 * INTERVAL_S)
+    machine.set_call("nvmlGpmSampleGet", gpu=0)
+    wait_until(lambda: bool(lines("is read again")))
+
+    assert (len(lines("cannot be read")), len(lines("is read again"))) == (1, 1)
+
+
+def test_name_that_is_no_text_costs_the_gpu_nothing_else(machine: Machine) -> None:
+    """A name in bytes that are not UTF-8 is left empty; the GPU is read."""
+    machine.set(gpu0__name="x")
+    raw = machine.path.read_bytes().replace(b"gpu0.name=x", b"gpu0.name=\xff\xfe")
+    machine.path.write_bytes(raw)
+    watch = Watch()
+    wait_until(lambda: watch.get("power_watts") is not None)
+
+    assert watch.info()["name"] == ""
+    watch.fleet.close(5.0)
+
+
 def test_close_does_not_wait_for_a_wedged_call(watch: Watch, machine: Machine) -> None:
     """A call that never returns is abandoned after the bound."""
     machine.set(gpu1__delay_ms="hang")
@@ -182,6 +220,7 @@ def test_mismatch_is_a_failure_until_it_is_mended(machine: Machine) -> None:
 def test_xids_are_counted_by_code_and_outlive_their_gpu(watch: Watch, machine: Machine) -> None:
     """Equal codes add up, a series begins at 0, and the count stays when the GPU is lost."""
     seen = set()
+    time.sleep(2 * WAIT_MS / 1000)  # both are listened to
     machine.raise_xid(0, 79)
     machine.raise_xid(0, 79)
     machine.raise_xid(1, 31)

@@ -4,6 +4,7 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -126,6 +127,23 @@ def test_trim_by_size_drops_the_oldest_until_it_fits(journal: Journal, tmp_path:
     assert kept == list(range(kept[0], 20_000))
     assert 0 < len(kept) < 20_000
     assert (tmp_path / "journal.sqlite").stat().st_size < before
+
+
+@pytest.mark.parametrize("where", ["on the disk", "in memory"])
+def test_readings_without_any_trainer_are_bounded_too(tmp_path: Path, where: str) -> None:
+    """A sidecar that waits for months keeps its newest readings, and no more bytes than it may."""
+    journal = Journal(tmp_path / "journal.sqlite" if where == "on the disk" else None)
+    for second in range(3000):
+        noise = Random(second).random
+        readings = [Sample("dflash_gpu_power_watts", (("uuid", str(k)),), START_S + second, noise()) for k in range(40)]
+        journal.append_samples(readings)
+    while journal.trim(0.0, 400_000):
+        pass
+    kept = [sample.time_s for sample in journal.samples_between(0.0, 2**40)]
+    journal.close()
+
+    assert 100 <= len(set(kept)) <= 1500
+    assert kept[-1] == START_S + 2999
 
 
 def test_file_of_a_newer_version_is_refused_untouched(tmp_path: Path) -> None:

@@ -150,6 +150,45 @@ def test_trainer_in_another_pid_namespace_is_found_by_its_socket(tmp_path: Path)
         assert (CPU, labels_of(thread="rest-a")) in values
 
 
+_OUTSIDER = """
+import logging, sys
+from pathlib import Path
+from watched_process import session_of
+from sidecar.collectors.process import ProcessCollector
+from sidecar.collectors.watched import WatchedTrainers
+
+logging.basicConfig(format="%(message)s")
+watched = WatchedTrainers(lambda: [session_of(Path(sys.argv[1]), int(sys.argv[2]))])
+for _ in range(2):
+    print(sorted({name.split("_")[1] for f in ProcessCollector(watched).collect() for name, _, _ in f.points}))
+print(watched.labels_by_pid())
+"""
+
+
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_process_that_proc_hides_takes_nothing_else_with_it(tmp_path: Path, hidepid: int) -> None:
+    """Where /proc hides processes of others, or all that is in them, the trainer is left out with one line."""
+    mounting = f"mount -t proc -o hidepid={hidepid} proc /proc"
+    leaving = "exec setpriv --regid 65534 --clear-groups --bounding-set=-sys_ptrace"
+    outsider = [*("unshare", "--mount", "sh", "-c"), f'{mounting} && {leaving} "$@"', "sh"]
+    refused = subprocess.run([*outsider, "true"], check=False, capture_output=True, text=True)
+    if refused.returncode:
+        pytest.skip(f"the kernel refuses a /proc of our own: {refused.stderr}")
+    paths = os.pathsep.join(sys.path)
+    with listening(tmp_path / "s", "user-65534") as (process, _):
+        done = subprocess.run(
+            [*outsider, sys.executable, "-c", _OUTSIDER, str(tmp_path / "s"), str(process.pid)],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert "process" not in done.stdout, done.stdout
+    assert done.stdout.splitlines()[-1:] == ["{}"], done.stderr
+    assert done.stderr.count("is hidden") == len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("stranger", ["another number", "a younger process"])
 def test_stranger_on_the_socket_is_never_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stranger: str

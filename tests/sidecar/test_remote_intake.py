@@ -7,7 +7,7 @@ import pytest
 from trainer_frames import event, frame, hello, snap
 
 from shared.wire import Event, Hello, Snap
-from sidecar.intake import Intake
+from sidecar.intake import OWED_S, SETTLE_INTERVAL_S, Intake
 from sidecar.journal import Journal
 
 REMOTE, ELSEWHERE, LOCAL = "tcp://10.0.0.7:9478", "tcp://10.0.0.8:9478", "/run/a.sock"
@@ -24,8 +24,11 @@ class Bench:
 
     def restart(self) -> None:
         """Begin again from the journal, as a new process would, an hour after the last record."""
-        wall_s = 1_700_003_600.0
-        self.intake = Intake(self.journal, "n", self.now_s, wall_s=lambda: wall_s, owner_pid=lambda _path: 1)
+        self.intake = Intake(self.journal, "n", self.now_s, wall_s=self.wall_s, owner_pid=lambda _path: 1)
+
+    def wall_s(self) -> float:
+        """Unix time."""
+        return 1_700_003_500.0 + self.now_s
 
     def take(self, *messages: Hello | Snap | Event, endpoint: str = REMOTE) -> None:
         """Hand over frames as they came from an endpoint."""
@@ -106,6 +109,25 @@ def test_successor_at_the_same_address_settles_what_is_lost(bench: Bench, restar
     assert (before, bench.lost()) == ({}, {"trainer_gone": 3})
     assert bench.live() == ["s2"]
     assert bench.seqs() == [0, 3, 5]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_nobody_has_brought_for_a_day_is_lost(bench: Bench, restarted: bool) -> None:
+    """It was killed and nothing follows at its address: its gap is counted, once, also if it comes back after all."""
+    bench.take(hello(next_seq=6), snap(0), snap(3), snap(5))
+    bench.pass_time(SILENCE_LIMIT_S + 1.0)
+    bench.pass_time(OWED_S - 60.0)
+    before = bench.lost()
+    if restarted:
+        bench.restart()
+    bench.pass_time(SETTLE_INTERVAL_S + 60.0)
+    settled = (bench.lost(), bench.live(), bench.seqs())
+    bench.pass_time(SETTLE_INTERVAL_S + 60.0)
+    bench.take(hello(next_seq=7), snap(1), snap(6))
+    bench.pass_time(1.0)
+
+    assert (before, settled) == ({}, ({"trainer_gone": 3}, [], [0, 3, 5]))
+    assert (bench.lost(), bench.live(), bench.seqs()) == ({"trainer_gone": 3}, ["s1"], [0, 3, 5, 6])
 
 
 def test_goodbye_and_silence_are_an_end_for_good(bench: Bench) -> None:
