@@ -6,6 +6,7 @@ answer once the past that the definitions need has been read again, so that no s
 restart.
 """
 
+import gc
 import logging
 import signal
 import sqlite3
@@ -40,6 +41,8 @@ CATCH_UP_S = 2.0
 FIRST_READINGS_S = 0.2
 """How long it may wait for host, process and GPU."""
 POLL_S = 0.01
+GARBAGE_OBJECTS = 20_000
+"""So many objects more than before begin a search for cycles; a turn makes thousands, and none of them in a cycle."""
 TRIM_INTERVAL_S = 60.0
 MIN_PROBE_PAUSE_S = 5.0
 MAX_PROBE_PAUSE_S = 60.0
@@ -111,6 +114,8 @@ class Daemon:
         """Live until told to stop; raises SidecarError when that is not possible."""
         with self._signals():
             self._start()
+            gc.freeze()  # what lives from here on till the end need not be looked through again and again
+            gc.set_threshold(GARBAGE_OBJECTS)
             while not self._should_stop:
                 started_s = time.monotonic()
                 try:

@@ -8,9 +8,10 @@ which is still to come wait for it, because the store forgets by its newest samp
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 
 from shared.remote import is_remote
-from sidecar.collectors.reading import Reading, families_of, outcomes_of
+from sidecar.collectors.reading import Reading, outcomes_of
 from sidecar.gpu_owners import Owner, owners_of
 from sidecar.journal import READ_BATCH, Journal
 from sidecar.row_feed import RowFeed
@@ -99,19 +100,23 @@ class Pipeline:
         return self.is_caught_up and endpoints <= complete
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
-        """Keep the samples of new readings, in the journal too."""
+        """Keep the samples of new readings, in the journal too, all of one turn as one row."""
         by_collector: dict[str, list[Reading]] = {}
         for reading in readings:
             by_collector.setdefault(reading.collector, []).append(reading)
+        samples: list[Sample] = []
         for collector, its_readings in by_collector.items():
             if new := [reading for reading in its_readings if self._is_new(reading)]:
                 time_s = max(reading.time_s for reading in new)
-                samples = [sample for reading in new for sample in samples_of(reading.families, reading.time_s)]
-                samples += samples_of(outcomes_of(its_readings), time_s)
-                self._journal.append_samples(samples)
-                self._waiting += samples
-                families = families_of(its_readings)
-                self._show(collector, {(name, labels) for f in families for name, labels, _ in f.points}, time_s)
+                for reading in new:
+                    samples += samples_of(reading.families, reading.time_s)
+                outcomes = outcomes_of(its_readings)
+                samples += samples_of(outcomes, time_s)
+                families = (*(family for reading in its_readings for family in reading.families), *outcomes)
+                self._show(collector, {point[:2] for family in families for point in family.points}, time_s)
+        samples.sort(key=attrgetter("time_s"))
+        self._journal.append_samples(samples)
+        self._waiting += samples
 
     def _is_new(self, reading: Reading) -> bool:
         source, now_s = f"{reading.collector} {reading.source}", self._wall_s()

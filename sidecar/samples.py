@@ -12,6 +12,10 @@ Labels = tuple[tuple[str, str], ...]
 """Label pairs sorted by name, without the metric name."""
 
 
+Point = tuple[str, Labels, float]
+"""Sample name, labels and value."""
+
+
 class Sample(NamedTuple):
     """One value of one series at one time (Unix seconds)."""
 
@@ -27,7 +31,7 @@ class ExportedFamily(msgspec.Struct, frozen=True):
     name: str
     kind: Kind
     help: str
-    points: tuple[tuple[str, Labels, float], ...]
+    points: tuple[Point, ...]
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -1,5 +1,5 @@
 /* A stand-in for the NVIDIA driver library, scripted by the text file that $FAKE_NVML_STATE names. A test changes the
- * machine by replacing the file; each call looks with one stat() whether it was replaced.
+ * machine by replacing the file (a rename); each call looks with one stat() whether it was replaced.
  *
  *   init=9                                nvmlInit fails with that nvmlReturn_t
  *   count=2                               number of GPUs, as found by nvmlInit
@@ -18,10 +18,12 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -43,13 +45,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct entry { char key[MAX_KEY], value[MAX_VALUE]; };
 static struct entry *entries;
-static int num_entries, loaded;
+static int num_entries, loaded, has_faults;
+static int state = DRIVER_NOT_LOADED; /* what the last look at the file found */
 static struct stat seen;
 
 static int by_key(const void *a, const void *b) { return strcmp(((const struct entry *)a)->key, ((const struct entry *)b)->key); }
 
 /* Read the script if it was replaced; holds the lock. */
-static int refresh(void) {
+static int read_script(void) {
     const char *path = getenv("FAKE_NVML_STATE");
     struct stat now;
     FILE *file;
@@ -61,6 +64,7 @@ static int refresh(void) {
     if (!(file = fopen(path, "r"))) return DRIVER_NOT_LOADED;
     fstat(fileno(file), &seen);
     if (!entries && !(entries = malloc(MAX_ENTRIES * sizeof *entries))) abort();
+    has_faults = 0;
     for (num_entries = 0; fgets(line, sizeof line, file);) {
         line[strcspn(line, "\r\n")] = 0;
         if (!(equals = strchr(line, '='))) continue;
@@ -69,6 +73,7 @@ static int refresh(void) {
             fprintf(stderr, "fake_nvml: too long or too many: %s\n", line);
             abort(); /* a script that is cut short would make tests lie */
         }
+        has_faults |= strstr(line, "delay_ms") || strstr(line, "error.") || strstr(line, ".gone");
         strcpy(entries[num_entries].key, line);
         strcpy(entries[num_entries++].value, equals + 1);
     }
@@ -78,12 +83,22 @@ static int refresh(void) {
     return SUCCESS;
 }
 
+/* Look at the script again; returns whether any call is to be delayed or to fail. */
+static int refresh(void) {
+    int faults;
+    pthread_mutex_lock(&lock);
+    state = read_script();
+    faults = has_faults;
+    pthread_mutex_unlock(&lock);
+    return faults;
+}
+
 static int look_up(const char *key, char *value) {
     struct entry wanted, *found;
     int result;
     snprintf(wanted.key, sizeof wanted.key, "%s", key);
     pthread_mutex_lock(&lock);
-    result = refresh();
+    result = state;
     if (result == SUCCESS) {
         found = num_entries ? bsearch(&wanted, entries, num_entries, sizeof *entries, by_key) : NULL;
         if (!found) result = NOT_SUPPORTED;
@@ -136,7 +151,7 @@ static void wait_as_scripted(const char *key) {
     char value[MAX_VALUE];
     if (look_up(key, value) != SUCCESS) return;
     if (strcmp(value, "hang")) usleep((useconds_t)(atof(value) * 1000));
-    else while (look_up(key, value) == SUCCESS && !strcmp(value, "hang")) usleep(POLL_US);
+    else while (look_up(key, value) == SUCCESS && !strcmp(value, "hang")) usleep(POLL_US), refresh();
 }
 
 /* Delays and errors of a call, in this order. */
@@ -145,6 +160,7 @@ static int enter(struct call *call) {
     char key[128], value[MAX_VALUE];
     call->number = __sync_add_and_fetch(&calls, 1);
     log_call(call, "enter");
+    if (!refresh()) return call->gpu && !initialized ? UNINITIALIZED : SUCCESS;
     snprintf(key, sizeof key, "delay_ms.%s", call->name);
     wait_as_scripted(key);
     snprintf(key, sizeof key, "error.%s", call->name);
@@ -531,7 +547,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, st
 
 /* ---- events ---- */
 
-struct event_set { u64 types[MAX_GPUS]; long delivered; };
+struct event_set { u64 types[MAX_GPUS]; long delivered; int watch; };
 struct event { struct gpu *gpu; u64 type, data; unsigned gpu_instance, compute_instance; };
 
 static long num_events(void) {
@@ -539,14 +555,26 @@ static long num_events(void) {
     return look_up("events", value) == SUCCESS ? atol(value) : 0;
 }
 
+/* A descriptor that becomes readable when the script is replaced: waiting costs nothing, as in the real driver. */
+static int watch_script(void) {
+    char directory[4096];
+    const char *path = getenv("FAKE_NVML_STATE");
+    int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    snprintf(directory, sizeof directory, "%s", path ? path : "/");
+    *(strrchr(directory, '/') + 1) = 0;
+    if (inotify_add_watch(watch, directory, IN_MOVED_TO | IN_DELETE) < 0) abort();
+    return watch;
+}
+
 int nvmlEventSetCreate(struct event_set **set) {
     ENTER_SYSTEM();
     if (!(*set = calloc(1, sizeof **set))) abort();
+    (*set)->watch = watch_script();
     (*set)->delivered = num_events(); /* what happened before is not told */
     return SUCCESS;
 }
 
-int nvmlEventSetFree(struct event_set *set) { ENTER_SYSTEM(); free(set); return SUCCESS; }
+int nvmlEventSetFree(struct event_set *set) { ENTER_SYSTEM(); close(set->watch); free(set); return SUCCESS; }
 WIDE(nvmlDeviceGetSupportedEventTypes, "supported_event_types")
 
 int nvmlDeviceRegisterEvents(struct gpu *gpu, u64 types, struct event_set *set) {
@@ -573,11 +601,14 @@ static int next_event(struct event_set *set, struct event *event) {
 }
 
 int nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned timeout_ms) {
-    double deadline_s = seconds(CLOCK_MONOTONIC) + timeout_ms / 1e3;
+    double deadline_s = seconds(CLOCK_MONOTONIC) + timeout_ms / 1e3, left_s;
+    struct pollfd changed = {set->watch, POLLIN, 0};
+    char changes[4096];
     ENTER_SYSTEM();
     while (!next_event(set, event)) {
-        if (seconds(CLOCK_MONOTONIC) >= deadline_s) return TIMEOUT;
-        usleep(10 * POLL_US);
+        if ((left_s = deadline_s - seconds(CLOCK_MONOTONIC)) <= 0) return TIMEOUT;
+        if (poll(&changed, 1, (int)(left_s * 1e3) + 1) > 0 && read(set->watch, changes, sizeof changes) < 0) abort();
+        refresh();
     }
     return SUCCESS;
 }
