@@ -5,6 +5,7 @@ rows go on from the spool's cursor. Samples of collectors are merged in by time:
 which is still to come wait for it, because the store forgets by its newest sample.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -90,7 +91,7 @@ class Pipeline:
         behind = [f for f in self.feeds.values() if f.next_seq < f.stored.next_seq]
         self.is_caught_up = not behind
         repairing = any(f.is_incomplete for f in self.feeds.values())
-        self._release(self._wall_s() - MAX_HOLD_S if behind or repairing else float("inf"))
+        self._release(self._wall_s() - MAX_HOLD_S if behind or repairing else math.inf)
         if self.gone is not None and not self._ended_lately(self.gone):
             self.gone = None
 
@@ -179,7 +180,10 @@ class Pipeline:
 
     def _release(self, time_s: float) -> None:
         """Let samples of collectors up to a time into the store."""
-        num = next((i for i, sample in enumerate(self._waiting) if sample.time_s > time_s), len(self._waiting))
-        if num:
-            self.store.append_many(self._waiting[:num])
-            del self._waiting[:num]
+        if not self._waiting:
+            return
+        num = len(self._waiting)
+        if time_s < math.inf:
+            num = next((i for i, sample in enumerate(self._waiting) if sample.time_s > time_s), num)
+        self.store.append_many(self._waiting[:num])
+        del self._waiting[:num]

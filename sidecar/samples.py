@@ -35,7 +35,10 @@ class ExportedFamily(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Everything that one evaluation found. It is built whole and then swapped in, so a scrape never sees a mixture."""
+    """Everything that one evaluation found. It is built whole and then swapped in, so a scrape never sees a mixture.
+
+    A family may come in several parts; `sidecar.exposition.merged` makes one of them, when somebody asks for the page.
+    """
 
     time_s: float
     families: tuple[ExportedFamily, ...] = ()

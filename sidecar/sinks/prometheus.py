@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
+from sidecar.exposition import merged
 from sidecar.samples import HISTOGRAM_SUFFIXES, ExportedFamily, Labels, Result, occupied_names
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -57,7 +58,7 @@ class PrometheusSink:
         result = self._result
         with self._lock:
             if result is not self._page_of:
-                self._metrics, problems = _metrics(result.families)
+                self._metrics, problems = _metrics(merged(result.families))
                 self._problems = tuple(problems)
                 self._num_dropped += len(problems)
                 self._page_of, self._pages = result, {}
