@@ -24,6 +24,7 @@ from sidecar.collectors.machine import Machine
 from sidecar.collectors.reading import Reading
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, is_corruption, mark_damaged
+from sidecar.exposition import merged
 from sidecar.gpu_owners import Owner
 from sidecar.http import HttpServer
 from sidecar.live_definitions import SETTLE_S, LiveDefinitions
@@ -81,7 +82,7 @@ class Daemon:
         self._probe_pause_s = MIN_PROBE_PAUSE_S
         self._failed_s = float("-inf")
         self._notifier = Notifier(environ)
-        self._sink = PrometheusSink()
+        self._sink = PrometheusSink(merged)
         with ExitStack() as stack:
             self._http = HttpServer(
                 listen=config.address,

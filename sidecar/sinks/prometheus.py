@@ -13,17 +13,22 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
-from sidecar.exposition import merged
 from sidecar.samples import HISTOGRAM_SUFFIXES, ExportedFamily, Labels, Result, occupied_names
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KINDS = ("counter", "gauge", "histogram")
+Families = Iterable[ExportedFamily]
 
 
 class PrometheusSink:
-    """Holds the newest result and renders it. Safe from any thread."""
+    """Holds the newest result and renders it. Safe from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        prepare: makes the families of a page of those of a result, when somebody asks for it.
+    """
+
+    def __init__(self, prepare: Callable[[Families], Families] = lambda families: families) -> None:
+        self._prepare = prepare
         self._result = Result(time_s=0.0)
         self._lock = threading.Lock()
         self._page_of: Result | None = None
@@ -58,7 +63,7 @@ class PrometheusSink:
         result = self._result
         with self._lock:
             if result is not self._page_of:
-                self._metrics, problems = _metrics(merged(result.families))
+                self._metrics, problems = _metrics(self._prepare(result.families))
                 self._problems = tuple(problems)
                 self._num_dropped += len(problems)
                 self._page_of, self._pages = result, {}
@@ -74,7 +79,7 @@ def _encoder(accept_header: str) -> tuple[Callable[[CollectorRegistry], bytes], 
         return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
 
 
-def _metrics(families: Iterable[ExportedFamily]) -> tuple[list[Metric], list[str]]:
+def _metrics(families: Families) -> tuple[list[Metric], list[str]]:
     """Convert what can be shown, and say why the rest cannot."""
     metrics: list[Metric] = []
     problems: list[str] = []

@@ -34,7 +34,7 @@ enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9, TIMEOUT = 10, VERSION_MISMATCH = 25
 };
-enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_KEY = 64, MAX_VALUE = 256, MAX_ENTRIES = 16384, POLL_US = 2000 };
+enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_KEY = 64, MAX_VALUE = 256, MAX_ENTRIES = 16384, MAX_FAULTS = 1024, POLL_US = 2000 };
 
 struct gpu { int index, mig; }; /* mig < 0: the whole GPU */
 static struct gpu gpus[MAX_GPUS], migs[MAX_GPUS][MAX_MIG];
@@ -45,7 +45,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct entry { char key[MAX_KEY], value[MAX_VALUE]; };
 static struct entry *entries;
-static int num_entries, loaded, has_faults;
+static int num_entries, loaded, num_faults;
+static const char *faults[MAX_FAULTS]; /* keys of delays and errors of calls; few, so that looking for one costs little */
 static int state = DRIVER_NOT_LOADED; /* what the last look at the file found */
 static struct stat seen;
 
@@ -64,7 +65,6 @@ static int read_script(void) {
     if (!(file = fopen(path, "r"))) return DRIVER_NOT_LOADED;
     fstat(fileno(file), &seen);
     if (!entries && !(entries = malloc(MAX_ENTRIES * sizeof *entries))) abort();
-    has_faults = 0;
     for (num_entries = 0; fgets(line, sizeof line, file);) {
         line[strcspn(line, "\r\n")] = 0;
         if (!(equals = strchr(line, '='))) continue;
@@ -73,24 +73,32 @@ static int read_script(void) {
             fprintf(stderr, "fake_nvml: too long or too many: %s\n", line);
             abort(); /* a script that is cut short would make tests lie */
         }
-        has_faults |= strstr(line, "delay_ms") || strstr(line, "error.") || strstr(line, ".gone");
         strcpy(entries[num_entries].key, line);
         strcpy(entries[num_entries++].value, equals + 1);
     }
     fclose(file);
     qsort(entries, num_entries, sizeof *entries, by_key);
+    num_faults = 0;
+    for (int i = 0; i < num_entries; i++) {
+        if (!strstr(entries[i].key, "delay_ms") && !strstr(entries[i].key, "error.") && !strstr(entries[i].key, ".gone")) continue;
+        if (num_faults == MAX_FAULTS) abort();
+        faults[num_faults++] = entries[i].key;
+    }
     loaded = 1;
     return SUCCESS;
 }
 
-/* Look at the script again; returns whether any call is to be delayed or to fail. */
-static int refresh(void) {
-    int faults;
+/* Look at the script again; returns whether it may delay a call or let it fail: by its name, or all calls of a GPU. */
+static int refresh(const char *call) {
+    int is_scripted = 0;
     pthread_mutex_lock(&lock);
     state = read_script();
-    faults = has_faults;
+    for (int i = 0; i < num_faults && !is_scripted; i++) {
+        const char *last = strrchr(faults[i], '.');
+        is_scripted = last && (!strcmp(last, ".gone") || !strcmp(last, ".delay_ms") || !strcmp(last + 1, call));
+    }
     pthread_mutex_unlock(&lock);
-    return faults;
+    return is_scripted;
 }
 
 static int look_up(const char *key, char *value) {
@@ -151,7 +159,7 @@ static void wait_as_scripted(const char *key) {
     char value[MAX_VALUE];
     if (look_up(key, value) != SUCCESS) return;
     if (strcmp(value, "hang")) usleep((useconds_t)(atof(value) * 1000));
-    else while (look_up(key, value) == SUCCESS && !strcmp(value, "hang")) usleep(POLL_US), refresh();
+    else while (look_up(key, value) == SUCCESS && !strcmp(value, "hang")) usleep(POLL_US), refresh("");
 }
 
 /* Delays and errors of a call, in this order. */
@@ -160,7 +168,7 @@ static int enter(struct call *call) {
     char key[128], value[MAX_VALUE];
     call->number = __sync_add_and_fetch(&calls, 1);
     log_call(call, "enter");
-    if (!refresh()) return call->gpu && !initialized ? UNINITIALIZED : SUCCESS;
+    if (!refresh(call->name)) return call->gpu && !initialized ? UNINITIALIZED : SUCCESS;
     snprintf(key, sizeof key, "delay_ms.%s", call->name);
     wait_as_scripted(key);
     snprintf(key, sizeof key, "error.%s", call->name);
@@ -380,6 +388,8 @@ UNSIGNED(nvmlDeviceGetComputeInstanceId, "compute_instance_id")
 
 UNSIGNED(nvmlDeviceGetPowerUsage, "power_mw")
 UNSIGNED(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
+UNSIGNED(nvmlDeviceGetPowerManagementLimit, "power_limit_mw")
+UNSIGNED(nvmlDeviceGetFanSpeed, "fan_percent")
 WIDE(nvmlDeviceGetTotalEnergyConsumption, "energy_mj")
 UNSIGNED(nvmlDeviceGetPcieReplayCounter, "pcie_replays")
 WIDE(nvmlDeviceGetSupportedClocksEventReasons, "supported_clock_event_reasons")
@@ -392,6 +402,14 @@ int nvmlDeviceGetUtilizationRates(struct gpu *gpu, unsigned rates[2]) {
     TRY(gpu_unsigned(gpu, "utilization_percent", &rates[0]));
     return gpu_unsigned(gpu, "memory_utilization_percent", &rates[1]);
 }
+
+static int codec(struct gpu *gpu, const char *key, unsigned *percent, unsigned *period_us) {
+    *period_us = 1000000;
+    return gpu_unsigned(gpu, key, percent);
+}
+
+int nvmlDeviceGetEncoderUtilization(struct gpu *gpu, unsigned *percent, unsigned *period_us) { ENTER(gpu); return codec(gpu, "encoder_percent", percent, period_us); }
+int nvmlDeviceGetDecoderUtilization(struct gpu *gpu, unsigned *percent, unsigned *period_us) { ENTER(gpu); return codec(gpu, "decoder_percent", percent, period_us); }
 
 struct memory { unsigned version; u64 total, reserved, free, used; };
 
@@ -531,11 +549,11 @@ int nvmlDeviceGetNvLinkErrorCounter(struct gpu *gpu, unsigned link, unsigned cou
 
 struct process { unsigned pid; u64 used_bytes; unsigned gpu_instance, compute_instance; };
 
-int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *processes) {
+static int running(struct gpu *gpu, const char *key, unsigned *count, struct process *processes) {
     char value[MAX_VALUE], *save, *word;
     unsigned room = processes ? *count : 0, number = 0;
-    ENTER(gpu);
-    TRY(gpu_text(gpu, "processes", value)); /* PID:BYTES,PID:BYTES; empty for none */
+    int result = gpu_text(gpu, key, value); /* PID:BYTES,PID:BYTES; empty for none */
+    if (result != SUCCESS) return result;
     for (word = strtok_r(value, ",", &save); word; word = strtok_r(NULL, ",", &save), number++) {
         struct process process = {0, ~0ull, ~0u, ~0u};
         sscanf(word, "%u:%llu", &process.pid, &process.used_bytes);
@@ -544,6 +562,9 @@ int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, st
     *count = number;
     return number > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *processes) { ENTER(gpu); return running(gpu, "processes", count, processes); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *processes) { ENTER(gpu); return running(gpu, "graphics_processes", count, processes); }
 
 /* ---- events ---- */
 
@@ -608,7 +629,7 @@ int nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned tim
     while (!next_event(set, event)) {
         if ((left_s = deadline_s - seconds(CLOCK_MONOTONIC)) <= 0) return TIMEOUT;
         if (poll(&changed, 1, (int)(left_s * 1e3) + 1) > 0 && read(set->watch, changes, sizeof changes) < 0) abort();
-        refresh();
+        refresh("");
     }
     return SUCCESS;
 }
