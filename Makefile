@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+EXPORTER := .venv-exporter
 PRESET ?=
 ARGS ?=
 # Most tests wait for other processes, so one more than two cores would have pays. ARGS=-n0 runs one test at a time.
@@ -38,7 +39,7 @@ check: $(VENV)/.dev ## Lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.trainer ## Measure what telemetry costs (docs/benchmarks.md)
+bench: $(VENV)/.trainer $(EXPORTER)/.done ## Measure what telemetry costs (docs/benchmarks.md)
 	$(BIN)/python -m bench $(ARGS)
 
 format: $(VENV)/.dev ## Format and fix what can be fixed
@@ -49,7 +50,7 @@ docs: $(VENV)/.trainer ## Renew the generated metrics reference
 	$(BIN)/python -m sidecar.reference >docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
 
 clean: ## Remove the environment and caches, not your runs
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(EXPORTER) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -72,6 +73,12 @@ $(VENV)/.dev: $(VENV)/.trainer
 	$(BIN)/pip install --quiet --group dev
 	# The reference model pins other versions of what it needs; it runs with ours.
 	$(BIN)/pip install --quiet --no-deps dflash==0.1.0
+	@touch $@
+
+# Another exporter of GPU metrics, for the benchmarks alone.
+$(EXPORTER)/.done: | $(BIN)/python
+	$(BIN)/python -m venv $(EXPORTER)
+	$(EXPORTER)/bin/pip install --quiet nvitop-exporter==1.7.2
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
