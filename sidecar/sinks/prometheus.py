@@ -6,6 +6,7 @@ counter. A family that would spoil the page (an invalid name, a duplicate, a val
 counted, and so is a single series whose total is none (NaN, negative); the rest is served.
 """
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -16,6 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 from sidecar.samples import HISTOGRAM_SUFFIXES, ExportedFamily, Labels, Result, occupied_names
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+MAX_KNOWN_LABELS = 20_000
+"""So many are not looked through again at each page."""
 _KINDS = ("counter", "gauge", "histogram")
 Families = Iterable[ExportedFamily]
 
@@ -98,7 +101,7 @@ def _metrics(families: Families) -> tuple[list[Metric], list[str]]:
         broken = _broken_series(family)
         problems += [f"{family.name}{dict(series)}: not a total that only rises" for series in broken]
         for name, labels, value in family.points:
-            if _series_of(labels) not in broken:
+            if not broken or _series_of(labels, family.kind) not in broken:
                 metric.add_sample(name, dict(labels), value)
         metrics.append(metric)
     return metrics, problems
@@ -109,7 +112,7 @@ def _broken_series(family: ExportedFamily) -> set[Labels]:
     broken: set[Labels] = set()
     below: dict[Labels, float] = {}
     for name, labels, value in family.points if family.kind != "gauge" else ():
-        series = _series_of(labels)
+        series = _series_of(labels, family.kind)
         is_count = family.kind == "histogram" and not name.endswith("_sum")
         # Also false for NaN. Counts are whole numbers, and each bucket holds what the one below it holds.
         if not value >= 0 or (is_count and not (float(value).is_integer() and value >= below.get(series, 0.0))):
@@ -119,9 +122,9 @@ def _broken_series(family: ExportedFamily) -> set[Labels]:
     return broken
 
 
-def _series_of(labels: Labels) -> Labels:
+def _series_of(labels: Labels, kind: str) -> Labels:
     """The labels without that of the bucket."""
-    return tuple(pair for pair in labels if pair[0] != "le")
+    return tuple(pair for pair in labels if pair[0] != "le") if kind == "histogram" else labels
 
 
 def _sample_names(family: ExportedFamily) -> tuple[str, ...]:
@@ -147,7 +150,7 @@ def _points_problem(family: ExportedFamily, sample_names: tuple[str, ...]) -> st
             return f"a {family.kind} has no sample {name!r}"
         if not isinstance(value, int | float):
             return f"value {value!r} is not a number"
-        if not all(_is_name(label) and _is_text(text) for label, text in labels) or len(dict(labels)) != len(labels):
+        if not _are_usable(labels):
             return f"labels {labels!r} are not usable"
         if name.endswith("_bucket") and family.kind == "histogram" and "le" not in dict(labels):
             return "a bucket has no le"
@@ -155,6 +158,11 @@ def _points_problem(family: ExportedFamily, sample_names: tuple[str, ...]) -> st
             return f"{name}{dict(labels)} is there twice"
         seen.add((name, labels))
     return ""
+
+
+@functools.lru_cache(maxsize=MAX_KNOWN_LABELS)
+def _are_usable(labels: Labels) -> bool:
+    return all(_is_name(label) and _is_text(text) for label, text in labels) and len(dict(labels)) == len(labels)
 
 
 def _is_name(text: object) -> bool:
