@@ -1,6 +1,6 @@
 """Shows the newest result to Prometheus, in the text format or as OpenMetrics.
 
-One custom collector over one immutable `Result`: a scrape never sees a mixture of two evaluations, and a series that
+A page is made of one immutable `Result`: a scrape never sees a mixture of two evaluations, and a series that
 is gone from the result is gone from the page. Values are the trainer's own totals, so restarting the sidecar resets no
 counter. A family that would spoil the page (an invalid name, a duplicate, a value that is no number) is left out and
 counted, and so is a single series whose total is none (NaN, negative); the rest is served.
@@ -11,14 +11,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 
 from sidecar.samples import HISTOGRAM_SUFFIXES, ExportedFamily, Labels, Result, occupied_names
+from sidecar.sinks.text_format import MAX_KNOWN_LABELS, write
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-MAX_KNOWN_LABELS = 20_000
-"""So many are not looked through again at each page."""
 _KINDS = ("counter", "gauge", "histogram")
 Families = Iterable[ExportedFamily]
 
@@ -35,12 +34,10 @@ class PrometheusSink:
         self._result = Result(time_s=0.0)
         self._lock = threading.Lock()
         self._page_of: Result | None = None
-        self._metrics: list[Metric] = []
-        self._pages: dict[str, bytes] = {}
+        self._families: tuple[ExportedFamily, ...] = ()
+        self._pages: dict[bool, bytes] = {}
         self._num_dropped = 0
         self._problems: tuple[str, ...] = ()
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     @property
     def num_dropped(self) -> int:
@@ -56,35 +53,35 @@ class PrometheusSink:
         """Make `result` what the next scrape sees."""
         self._result = result
 
-    def collect(self) -> Iterable[Metric]:
-        """The families of the result being rendered; prometheus_client calls this, under our lock."""
-        return self._metrics
-
     def render(self, accept_header: str) -> tuple[bytes, str]:
         """The page and its content type; results are rendered once per format, however many ask."""
-        encode, content_type = _encoder(accept_header)
+        content_type = _content_type(accept_header)
+        as_openmetrics = content_type.startswith("application/openmetrics-text")
         result = self._result
         with self._lock:
             if result is not self._page_of:
-                self._metrics, problems = _metrics(self._prepare(result.families))
+                self._families, problems = _usable(self._prepare(result.families))
                 self._problems = tuple(problems)
                 self._num_dropped += len(problems)
                 self._page_of, self._pages = result, {}
-            if content_type not in self._pages:
-                self._pages[content_type] = encode(self._registry)
-            return self._pages[content_type], content_type
+            if as_openmetrics not in self._pages:
+                self._pages[as_openmetrics] = write(self._families, as_openmetrics=as_openmetrics)
+            return self._pages[as_openmetrics], content_type
 
 
-def _encoder(accept_header: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+def _content_type(accept_header: str) -> str:
+    """What is answered: the newest that the client takes."""
     try:
-        return choose_encoder(accept_header)
+        _, content_type = choose_encoder(accept_header)
     except TypeError:  # a version that is no number, as in `text/plain; version=latest`
-        return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+        return CONTENT_TYPE_PLAIN_0_0_4
+    # Our names need no escaping, but these two schemes change some of them all the same.
+    return re.sub("escaping=(dots|values)", "escaping=underscores", content_type)
 
 
-def _metrics(families: Families) -> tuple[list[Metric], list[str]]:
-    """Convert what can be shown, and say why the rest cannot."""
-    metrics: list[Metric] = []
+def _usable(families: Families) -> tuple[tuple[ExportedFamily, ...], list[str]]:
+    """Keep what can be shown, and say why the rest cannot."""
+    usable: list[ExportedFamily] = []
     problems: list[str] = []
     names: set[str] = set()
     for family in families:
@@ -96,15 +93,13 @@ def _metrics(families: Families) -> tuple[list[Metric], list[str]]:
             problems.append(f"{family.name}: {problem}")
             continue
         names.update(occupied)
-        base = family.name.removesuffix("_total") if family.kind == "counter" else family.name
-        metric = Metric(base, family.help, family.kind)
         broken = _broken_series(family)
         problems += [f"{family.name}{dict(series)}: not a total that only rises" for series in broken]
-        for name, labels, value in family.points:
-            if not broken or _series_of(labels, family.kind) not in broken:
-                metric.add_sample(name, dict(labels), value)
-        metrics.append(metric)
-    return metrics, problems
+        if broken:
+            points = tuple(point for point in family.points if _series_of(point[1], family.kind) not in broken)
+            family = msgspec.structs.replace(family, points=points)  # noqa: PLW2901 - the same without what is broken
+        usable.append(family)
+    return tuple(usable), problems
 
 
 def _broken_series(family: ExportedFamily) -> set[Labels]:
