@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+EXPORTER := .venv-exporter
 PRESET ?=
 ARGS ?=
 PREFIX ?= /opt/dflash
@@ -46,7 +47,7 @@ check: $(VENV)/.dev ## Lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.trainer $(PEERS)/.done ## Measure what telemetry and training cost (docs/benchmarks.md)
+bench: $(VENV)/.trainer $(PEERS)/.done $(EXPORTER)/.done ## Measure what telemetry and training cost (docs/benchmarks.md)
 	$(BIN)/python -m bench $(ARGS)
 
 format: $(VENV)/.dev ## Format and fix what can be fixed
@@ -57,7 +58,7 @@ docs: $(VENV)/.trainer ## Renew the generated metrics reference
 	$(BIN)/python -m sidecar.reference >docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
 
 clean: ## Remove the environment and caches, not your runs
-	rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(EXPORTER) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -91,6 +92,12 @@ $(PEERS)/.done: | $(VENV)/.trainer
 	$(PEERS)/bin/pip install --quiet --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.0
 	$(PEERS)/bin/pip install --quiet \
 	  'openai>=2,<4' 'loguru>=0.7.2,<0.8' 'pydantic-settings>=2,<3' 'datasets>=4,<=5.1.0'
+	@touch $@
+
+# Another exporter of GPU metrics, for the benchmarks alone.
+$(EXPORTER)/.done: | $(BIN)/python
+	$(BIN)/python -m venv $(EXPORTER)
+	$(EXPORTER)/bin/pip install --quiet nvitop-exporter==1.7.2
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev

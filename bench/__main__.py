@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.drafter_step import drafter_step
 from bench.engine import definitions
+from bench.gpus import gpus
 from bench.hung_server import hung_server_exit, hung_server_first_step
 from bench.ingestion import catch_up, ingest_64_trainers, ingest_frames
 from bench.machine import MAX_OTHER_LOAD_CORES, description, disturbance, other_load_cores
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Result]]] = {
     "ingest_64_trainers": ingest_64_trainers,
     "definitions": definitions,
     "scrape": scrape,
+    "gpus": gpus,
     "training_throughput": training_throughput,
     "drafter_step": drafter_step,
     "hung_server_throughput": hung_server_throughput,

@@ -80,12 +80,14 @@ class Workplace:
             self.end(process)
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def popen(self, arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    def popen(
+        self, arguments: Sequence[str], environ: Mapping[str, str] | None = None, python: str | Path = sys.executable
+    ) -> "subprocess.Popen[bytes]":
         """Start a Python process; what it writes goes to a log that `complain` quotes."""
         log = self._log(arguments)
         with log.open("wb") as stream:
             process = subprocess.Popen(  # noqa: S603 - our own modules
-                [sys.executable, *arguments],
+                [str(python), *arguments],
                 env=self.environ | dict(environ or {}),
                 cwd=self.path,
                 stdin=subprocess.DEVNULL,

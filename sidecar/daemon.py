@@ -6,6 +6,7 @@ answer once the past that the definitions need has been read again, so that no s
 restart.
 """
 
+import gc
 import logging
 import signal
 import sqlite3
@@ -23,6 +24,7 @@ from sidecar.collectors.machine import Machine
 from sidecar.collectors.reading import Reading
 from sidecar.config import SidecarConfig
 from sidecar.database import DatabaseError, is_corruption, mark_damaged
+from sidecar.exposition import merged
 from sidecar.gpu_owners import Owner
 from sidecar.http import HttpServer
 from sidecar.live_definitions import SETTLE_S, LiveDefinitions
@@ -40,6 +42,8 @@ CATCH_UP_S = 2.0
 FIRST_READINGS_S = 0.2
 """How long it may wait for host, process and GPU."""
 POLL_S = 0.01
+GARBAGE_OBJECTS = 20_000
+"""So many objects more than before begin a search for cycles; a turn makes thousands, and none of them in a cycle."""
 TRIM_INTERVAL_S = 60.0
 MIN_PROBE_PAUSE_S = 5.0
 MAX_PROBE_PAUSE_S = 60.0
@@ -79,7 +83,7 @@ class Daemon:
         self._probe_pause_s = MIN_PROBE_PAUSE_S
         self._failed_s = float("-inf")
         self._notifier = Notifier(environ)
-        self._sink = PrometheusSink()
+        self._sink = PrometheusSink(merged)
         with ExitStack() as stack:
             self._http = HttpServer(
                 listen=config.address,
@@ -112,6 +116,8 @@ class Daemon:
         """Live until told to stop; raises SidecarError when that is not possible."""
         with self._signals():
             self._start()
+            gc.freeze()  # what lives from here on till the end need not be looked through again and again
+            gc.set_threshold(GARBAGE_OBJECTS)
             while not self._should_stop:
                 started_s = time.monotonic()
                 try:

@@ -21,7 +21,8 @@ from sidecar.definition_names import PLACEHOLDER, check_keys, check_name, check_
 from sidecar.definition_source import Complaint, DefinitionsError, Problem, Source, read_source
 from sidecar.expression import parse_expression
 from sidecar.promql.engine import LOOKBACK_S, evaluate, history_needed_s
-from sidecar.promql.syntax import Node, Selector, walk
+from sidecar.promql.functions import OF_NOTHING_NOTHING
+from sidecar.promql.syntax import Call, Node, Selector, walk
 from sidecar.promql.values import PromqlError, Vector, distinct, without_name
 from sidecar.samples import ExportedFamily, Labels, occupied_names
 from sidecar.store import Store
@@ -41,6 +42,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         node: the checked syntax tree of `expr`.
         wandb: the template of its W&B key.
         selectors: those of `node`.
+        needs_series: whether it gives nothing while its selectors find nothing.
         line: where it begins in its file; 0 when not known.
     """
 
@@ -52,6 +54,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     wandb: str | None
     node: Node
     selectors: tuple[Selector, ...] = ()
+    needs_series: bool = False
     line: int = 0
 
     def differences(self, other: "Definition") -> list[str]:
@@ -116,6 +119,8 @@ def values_of(definition: Definition, store: Store, time_s: float) -> Vector:
     num_series = sum(len(store.select(selector.matchers)) for selector in definition.selectors)
     if num_series > MAX_SELECTED_SERIES:
         raise PromqlError(f"it selects {num_series} series, more than {MAX_SELECTED_SERIES}; narrow its selectors")
+    if definition.needs_series and not num_series:
+        return []
     value = evaluate(definition.node, store, time_s)
     return [((), value)] if isinstance(value, float) else distinct([(without_name(ls), v) for ls, v in value])
 
@@ -209,6 +214,8 @@ def _definition(
         complaints += check_wandb_key(texts["wandb"], possible)
     if complaints or node is None:
         return None, complaints
+    parts = tuple(walk(node))
+    selectors = tuple(part for part in parts if isinstance(part, Selector))
     definition = Definition(
         name=texts["name"],
         help=texts["help"].strip(),
@@ -217,7 +224,9 @@ def _definition(
         at="step" if texts.get("at") == "step" else "tick",
         wandb=template or None,
         node=node,
-        selectors=tuple(part for part in walk(node) if isinstance(part, Selector)),
+        selectors=selectors,
+        needs_series=bool(selectors)
+        and all(part.function in OF_NOTHING_NOTHING for part in parts if isinstance(part, Call)),
         line=line,
     )
     return definition, []

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from shared.schema import Family
 from sidecar.collectors.reading import Value, export
-from sidecar.samples import ExportedFamily, Labels, labels_of
+from sidecar.samples import ExportedFamily, Labels, Point, labels_of
 from sidecar.session_feed import SessionFeed
 from sidecar.stored import StoredSession
 
@@ -88,20 +88,14 @@ def merged(families: Iterable[ExportedFamily]) -> tuple[ExportedFamily, ...]:
     The first says of what kind it is and has each point that it has: one trainer that gives a name another meaning
     must not take it from the rest.
     """
-    points: dict[str, dict[tuple[str, Labels], float]] = {}
     first: dict[str, ExportedFamily] = {}
+    points: dict[str, dict[tuple[str, Labels], Point]] = {}
     for family in families:
-        if first.setdefault(family.name, family).kind != family.kind:
-            continue
-        known = points.setdefault(family.name, {})
-        for name, labels, value in family.points:
-            known.setdefault((name, labels), value)
+        if first.setdefault(family.name, family).kind == family.kind:
+            known = points.setdefault(family.name, {})
+            for point in family.points:
+                known.setdefault(point[:2], point)
     return tuple(
-        ExportedFamily(
-            name=name,
-            kind=family.kind,
-            help=family.help,
-            points=tuple((*key, value) for key, value in points[name].items()),
-        )
+        ExportedFamily(family.name, family.kind, family.help, tuple(points[name].values()))
         for name, family in first.items()
     )

@@ -7,6 +7,7 @@ machine alone.
 import contextlib
 import gzip
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ _TEXT = "text/plain; charset=utf-8"
 MAX_CONNECTIONS = 64
 TIMEOUT_S = 30.0
 """How long a request may take to arrive; longer than a usual scrape interval, so that a connection can be kept."""
+SWEEP_S = 0.5
+"""How often connections whose time is over are looked for."""
 MAX_RELOADS = 4
 """How many may wait for the main loop at once."""
 MAX_BODY_BYTES = 64 * 1024
@@ -102,7 +105,7 @@ class HttpServer:
         host = f"[{listen[0]}]" if ":" in listen[0] else listen[0]
         self.url = f"{'https' if http.tls_cert else 'http'}://{host}:{self.port}"
         self._reloads = threading.BoundedSemaphore(MAX_RELOADS)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="http", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(SWEEP_S,), name="http", daemon=True)
 
     @property
     def port(self) -> int:
@@ -116,6 +119,7 @@ class HttpServer:
     def close(self) -> None:
         """Stop answering and drop every connection."""
         if self._thread.is_alive():
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which then sees that it is to stop
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()

@@ -5,12 +5,14 @@ rows go on from the spool's cursor. Samples of collectors are merged in by time:
 which is still to come wait for it, because the store forgets by its newest sample.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 
 from shared.remote import is_remote
-from sidecar.collectors.reading import Reading, families_of, outcomes_of
+from sidecar.collectors.reading import Reading, outcomes_of
 from sidecar.gpu_owners import Owner, owners_of
 from sidecar.journal import READ_BATCH, Journal
 from sidecar.row_feed import RowFeed
@@ -89,7 +91,7 @@ class Pipeline:
         behind = [f for f in self.feeds.values() if f.next_seq < f.stored.next_seq]
         self.is_caught_up = not behind
         repairing = any(f.is_incomplete for f in self.feeds.values())
-        self._release(self._wall_s() - MAX_HOLD_S if behind or repairing else float("inf"))
+        self._release(self._wall_s() - MAX_HOLD_S if behind or repairing else math.inf)
         if self.gone is not None and not self._ended_lately(self.gone):
             self.gone = None
 
@@ -99,19 +101,23 @@ class Pipeline:
         return self.is_caught_up and endpoints <= complete
 
     def add_readings(self, readings: Iterable[Reading]) -> None:
-        """Keep the samples of new readings, in the journal too."""
+        """Keep the samples of new readings, in the journal too, all of one turn as one row."""
         by_collector: dict[str, list[Reading]] = {}
         for reading in readings:
             by_collector.setdefault(reading.collector, []).append(reading)
+        samples: list[Sample] = []
         for collector, its_readings in by_collector.items():
             if new := [reading for reading in its_readings if self._is_new(reading)]:
                 time_s = max(reading.time_s for reading in new)
-                samples = [sample for reading in new for sample in samples_of(reading.families, reading.time_s)]
-                samples += samples_of(outcomes_of(its_readings), time_s)
-                self._journal.append_samples(samples)
-                self._waiting += samples
-                families = families_of(its_readings)
-                self._show(collector, {(name, labels) for f in families for name, labels, _ in f.points}, time_s)
+                for reading in new:
+                    samples += samples_of(reading.families, reading.time_s)
+                outcomes = outcomes_of(its_readings)
+                samples += samples_of(outcomes, time_s)
+                families = (*(family for reading in its_readings for family in reading.families), *outcomes)
+                self._show(collector, {point[:2] for family in families for point in family.points}, time_s)
+        samples.sort(key=attrgetter("time_s"))
+        self._journal.append_samples(samples)
+        self._waiting += samples
 
     def _is_new(self, reading: Reading) -> bool:
         source, now_s = f"{reading.collector} {reading.source}", self._wall_s()
@@ -174,7 +180,10 @@ class Pipeline:
 
     def _release(self, time_s: float) -> None:
         """Let samples of collectors up to a time into the store."""
-        num = next((i for i, sample in enumerate(self._waiting) if sample.time_s > time_s), len(self._waiting))
-        if num:
-            self.store.append_many(self._waiting[:num])
-            del self._waiting[:num]
+        if not self._waiting:
+            return
+        num = len(self._waiting)
+        if time_s < math.inf:
+            num = next((i for i, sample in enumerate(self._waiting) if sample.time_s > time_s), num)
+        self.store.append_many(self._waiting[:num])
+        del self._waiting[:num]

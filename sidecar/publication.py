@@ -15,7 +15,7 @@ import msgspec
 
 from sidecar.collectors.reading import Reading, Value, export, families_of
 from sidecar.definitions import DefinitionSet, Failure, Outcome
-from sidecar.exposition import SIDECAR_FAMILIES, counted, liveness, merged
+from sidecar.exposition import SIDECAR_FAMILIES, counted, liveness
 from sidecar.journal import Journal
 from sidecar.live_definitions import LiveDefinitions
 from sidecar.outlet import WandbOutlet
@@ -107,8 +107,7 @@ class Publication:
         self._pipeline.add_samples("sidecar", samples_of(about, now_s), now_s)
         raw = (family for feed in feeds for family in feed.families())
         derived = (family for outcome in shown.outcomes for family in outcome.families)
-        families = merged((*about, *families_of(readings), *raw, *derived))
-        sink.publish(Result(time_s=now_s, families=families))
+        sink.publish(Result(time_s=now_s, families=(*about, *families_of(readings), *raw, *derived)))
         self.document = StatusDocument(
             trainers=tuple(trainer_status(feed, now_s) for feed in feeds),
             records=record_status(counts),

@@ -100,7 +100,7 @@ class Receiver:
                 if now_s >= hint_s:
                     self._hint()
                     hint_s = math.inf
-                self._poll()
+                self._poll(scan_s)
                 for endpoint, topic, wanted in self._intake.turn(time.monotonic()):
                     if (subscriber := self._sockets.get(endpoint)) is not None:
                         subscriber.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, topic)
@@ -108,9 +108,9 @@ class Receiver:
         except sqlite3.Error as error:
             self.failure = error
 
-    def _poll(self) -> None:
-        if not self._sockets:
-            self._stopping.wait(POLL_MS / 1000)
+    def _poll(self, scan_s: float) -> None:
+        if not self._sockets:  # nothing can come before the next scan
+            self._stopping.wait(max(scan_s - time.monotonic(), 0.0))
             return
         for subscriber, _ in self._poller.poll(POLL_MS):
             endpoint = next(path for path, known in self._sockets.items() if known is subscriber)

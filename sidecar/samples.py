@@ -12,6 +12,10 @@ Labels = tuple[tuple[str, str], ...]
 """Label pairs sorted by name, without the metric name."""
 
 
+Point = tuple[str, Labels, float]
+"""Sample name, labels and value."""
+
+
 class Sample(NamedTuple):
     """One value of one series at one time (Unix seconds)."""
 
@@ -27,11 +31,14 @@ class ExportedFamily(msgspec.Struct, frozen=True):
     name: str
     kind: Kind
     help: str
-    points: tuple[tuple[str, Labels, float], ...]
+    points: tuple[Point, ...]
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Everything that one evaluation found. It is built whole and then swapped in, so a scrape never sees a mixture."""
+    """Everything that one evaluation found. It is built whole and then swapped in, so a scrape never sees a mixture.
+
+    A family may come in several parts; `sidecar.exposition.merged` makes one of them, when somebody asks for the page.
+    """
 
     time_s: float
     families: tuple[ExportedFamily, ...] = ()

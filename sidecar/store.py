@@ -177,23 +177,25 @@ class Store:
 
     def append(self, sample: Sample) -> None:
         """Add one sample; one that is not newer than the newest of its series is ignored and counted."""
-        series = self._series.get((sample.name, sample.labels))
-        if series is None:
-            series = self._create(sample.name, sample.labels)
-        time_us = microseconds(sample.time_s)
-        if series.times_us and time_us <= series.times_us[-1] - CLOCK_STEP_US:
-            self._step_back(time_us)
-        if not series.append(time_us, sample.value):
-            self.num_ignored += 1
-        elif time_us > self._newest_us:
-            self._newest_us = time_us
-            if time_us >= self._next_sweep_us:
-                self._sweep()
+        self.append_many((sample,))
 
     def append_many(self, samples: Iterable[Sample]) -> None:
         """Add samples in order."""
-        for sample in samples:
-            self.append(sample)
+        last_s, time_us = float("nan"), 0
+        for name, labels, time_s, value in samples:
+            if time_s != last_s:  # many are of one time
+                last_s, time_us = time_s, microseconds(time_s)
+            series = self._series.get((name, labels))
+            if series is None:
+                series = self._create(name, labels)
+            if series.times_us and time_us <= series.times_us[-1] - CLOCK_STEP_US:
+                self._step_back(time_us)
+            if not series.append(time_us, value):
+                self.num_ignored += 1
+            elif time_us > self._newest_us:
+                self._newest_us = time_us
+                if time_us >= self._next_sweep_us:
+                    self._sweep()
 
     def mark_stale(self, keys: Iterable[SeriesKey], time_s: float) -> None:
         """End the series with these keys at a time in Unix seconds; unknown keys are ignored."""

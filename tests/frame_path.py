@@ -18,6 +18,7 @@ from trainer_frames import frame, hello
 from shared.wire import Event, FrameError, Hello, Record, Snap, Step
 from sidecar.catalogue import CATALOGUE
 from sidecar.config import WandbConfig
+from sidecar.exposition import merged
 from sidecar.frames import decode_frame
 from sidecar.intake import Intake
 from sidecar.journal import Journal
@@ -53,7 +54,7 @@ class FramePath:
         self.outlet = WandbOutlet(WandbConfig(mode="offline"), directory, self.journal, self._evaluate, {})
         self.pipeline = Pipeline(self.journal, self.outlet.row_feed)
         self.pipeline.open(WINDOW_S)
-        self.sink = PrometheusSink()
+        self.sink = PrometheusSink(merged)
         self.publication = Publication(self.journal, self.pipeline, _definitions(), self.outlet, "")
         self.publication.introduce("http://127.0.0.1:1", directory, directory)
         self.good: list[Record] = []

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
+from sidecar.collectors.kernel_file import read_kernel_file
 from sidecar.collectors.pressure import pressure_of
 from sidecar.collectors.reading import Value
 from sidecar.collectors.threads import with_label
@@ -151,6 +152,6 @@ def _table(path: Path) -> dict[str, float]:
 def _read(path: Path) -> str:
     """A file's text; empty when it is not there (another kernel, a controller that is off, a group that is gone)."""
     try:
-        return path.read_text().strip()
+        return read_kernel_file(path).decode().strip()
     except OSError:
         return ""

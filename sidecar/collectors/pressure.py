@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from sidecar.collectors.kernel_file import read_kernel_file
+
 RESOURCES = ("cpu", "memory", "io")
 _MICROSECOND = 1e-6
 
@@ -11,7 +13,7 @@ def pressure_of(directory: Path, *, suffix: str) -> Iterator[tuple[str, str, flo
     """Resource, kind (some or full) and seconds; nothing where the kernel does not count."""
     for resource in RESOURCES:
         try:
-            lines = (directory / f"{resource}{suffix}").read_text().splitlines()
+            lines = read_kernel_file(f"{directory}/{resource}{suffix}").decode().splitlines()
         except OSError:  # not there, or switched off (the read then fails)
             continue
         for line in lines:

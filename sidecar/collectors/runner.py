@@ -3,6 +3,9 @@
 A call into a driver may hang for ever and cannot be interrupted. So nobody waits for it: the thread stays in the call,
 the reading is reported as failed once the deadline is over, and when the call returns after all the next reading is
 as good as any. The threads are daemons, so a hung one does not keep the process from ending either.
+
+Readings begin at whole multiples of the interval, so those of all threads at once: what the second one runs through,
+the first has just brought into the CPU's caches. A thread that wakes up alone takes twice the time.
 """
 
 import logging
@@ -22,7 +25,7 @@ class CollectorRunner:
 
     Args:
         collectors: each gets one thread.
-        interval_s: time from the start of one reading to the start of the next.
+        interval_s: readings begin at whole multiples of it.
         deadline_s: a reading that takes longer counts as failed.
         slow: intervals of those that are read less often, by name.
     """
@@ -64,7 +67,7 @@ class Worker(threading.Thread):
 
     Args:
         collector: only this thread calls it, but for `unread`.
-        interval_s: time from the start of one reading to the start of the next.
+        interval_s: readings begin at whole multiples of it.
         deadline_s: a reading that takes longer counts as failed.
         source: which one it is, of a collector that has several.
     """
@@ -87,7 +90,8 @@ class Worker(threading.Thread):
             self._started_s = started_s = time.monotonic()
             self._reading = self._read(started_s)
             self._started_s = None
-            self.stopping.wait(max(started_s + self._interval_s - time.monotonic(), 0.0))
+            next_s = round(started_s / self._interval_s + 1) * self._interval_s
+            self.stopping.wait(max(next_s - time.monotonic(), 0.0))
 
     def latest(self) -> Reading | None:
         """The finished reading, or a failed one when the call in progress is over its deadline; logs a change."""

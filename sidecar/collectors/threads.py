@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import psutil
 
+from sidecar.collectors.kernel_file import read_kernel_file
 from sidecar.collectors.reading import Value
 from sidecar.samples import Labels
 
 MAX_THREAD_NAMES = 64
-MAX_FILE_BYTES = 16_384
 _NANOSECOND = 1e-9
 
 
@@ -101,7 +101,7 @@ def with_label(labels: Labels, name: str, value: str) -> Labels:
 
 def _status(path: str) -> tuple[str, float, float]:
     """Name of a thread and how often it left its CPU, of itself and not; psutil knows it of the main thread alone."""
-    text = _read(path)
+    text = read_kernel_file(path)
     name = text[len(b"Name:") : text.index(b"\n")].strip().decode(errors="replace")
     voluntary, involuntary = (_number(text, key) for key in (b"\nvoluntary_ctxt_", b"\nnonvoluntary_ctxt_"))
     return name, voluntary, involuntary
@@ -114,14 +114,5 @@ def _number(text: bytes, key: bytes) -> float:
 
 def _schedule(path: str) -> tuple[float, float]:
     """Seconds on a CPU, and seconds ready but without one."""
-    cpu_ns, wait_ns, _ = _read(path).split()
+    cpu_ns, wait_ns, _ = read_kernel_file(path).split()
     return float(cpu_ns) * _NANOSECOND, float(wait_ns) * _NANOSECOND
-
-
-def _read(path: str) -> bytes:
-    """A short file at once; `Path` would take three times as long, hundreds of times a second."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(descriptor, MAX_FILE_BYTES)
-    finally:
-        os.close(descriptor)

@@ -189,3 +189,5 @@ FUNCTIONS: dict[str, Function] = {
     **{name: _of_date(part) for name, part in dates.PARTS.items()},
     **_OTHERS,
 }
+OF_NOTHING_NOTHING = frozenset((*OF_WINDOWS, *_OF_NUMBERS, "histogram_quantile", "clamp_min", "clamp_max"))
+"""Functions that make nothing of no series, and find nothing to complain of either."""

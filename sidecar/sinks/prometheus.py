@@ -1,37 +1,43 @@
 """Shows the newest result to Prometheus, in the text format or as OpenMetrics.
 
-One custom collector over one immutable `Result`: a scrape never sees a mixture of two evaluations, and a series that
+A page is made of one immutable `Result`: a scrape never sees a mixture of two evaluations, and a series that
 is gone from the result is gone from the page. Values are the trainer's own totals, so restarting the sidecar resets no
 counter. A family that would spoil the page (an invalid name, a duplicate, a value that is no number) is left out and
 counted, and so is a single series whose total is none (NaN, negative); the rest is served.
 """
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 
 from sidecar.samples import HISTOGRAM_SUFFIXES, ExportedFamily, Labels, Result, occupied_names
+from sidecar.sinks.text_format import MAX_KNOWN_LABELS, write
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KINDS = ("counter", "gauge", "histogram")
+Families = Iterable[ExportedFamily]
 
 
 class PrometheusSink:
-    """Holds the newest result and renders it. Safe from any thread."""
+    """Holds the newest result and renders it. Safe from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        prepare: makes the families of a page of those of a result, when somebody asks for it.
+    """
+
+    def __init__(self, prepare: Callable[[Families], Families] = lambda families: families) -> None:
+        self._prepare = prepare
         self._result = Result(time_s=0.0)
         self._lock = threading.Lock()
         self._page_of: Result | None = None
-        self._metrics: list[Metric] = []
-        self._pages: dict[str, bytes] = {}
+        self._families: tuple[ExportedFamily, ...] = ()
+        self._pages: dict[bool, bytes] = {}
         self._num_dropped = 0
         self._problems: tuple[str, ...] = ()
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     @property
     def num_dropped(self) -> int:
@@ -47,35 +53,35 @@ class PrometheusSink:
         """Make `result` what the next scrape sees."""
         self._result = result
 
-    def collect(self) -> Iterable[Metric]:
-        """The families of the result being rendered; prometheus_client calls this, under our lock."""
-        return self._metrics
-
     def render(self, accept_header: str) -> tuple[bytes, str]:
         """The page and its content type; results are rendered once per format, however many ask."""
-        encode, content_type = _encoder(accept_header)
+        content_type = _content_type(accept_header)
+        as_openmetrics = content_type.startswith("application/openmetrics-text")
         result = self._result
         with self._lock:
             if result is not self._page_of:
-                self._metrics, problems = _metrics(result.families)
+                self._families, problems = _usable(self._prepare(result.families))
                 self._problems = tuple(problems)
                 self._num_dropped += len(problems)
                 self._page_of, self._pages = result, {}
-            if content_type not in self._pages:
-                self._pages[content_type] = encode(self._registry)
-            return self._pages[content_type], content_type
+            if as_openmetrics not in self._pages:
+                self._pages[as_openmetrics] = write(self._families, as_openmetrics=as_openmetrics)
+            return self._pages[as_openmetrics], content_type
 
 
-def _encoder(accept_header: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+def _content_type(accept_header: str) -> str:
+    """What is answered: the newest that the client takes."""
     try:
-        return choose_encoder(accept_header)
+        _, content_type = choose_encoder(accept_header)
     except TypeError:  # a version that is no number, as in `text/plain; version=latest`
-        return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+        return CONTENT_TYPE_PLAIN_0_0_4
+    # Our names need no escaping, but these two schemes change some of them all the same.
+    return re.sub("escaping=(dots|values)", "escaping=underscores", content_type)
 
 
-def _metrics(families: Iterable[ExportedFamily]) -> tuple[list[Metric], list[str]]:
-    """Convert what can be shown, and say why the rest cannot."""
-    metrics: list[Metric] = []
+def _usable(families: Families) -> tuple[tuple[ExportedFamily, ...], list[str]]:
+    """Keep what can be shown, and say why the rest cannot."""
+    usable: list[ExportedFamily] = []
     problems: list[str] = []
     names: set[str] = set()
     for family in families:
@@ -87,15 +93,13 @@ def _metrics(families: Iterable[ExportedFamily]) -> tuple[list[Metric], list[str
             problems.append(f"{family.name}: {problem}")
             continue
         names.update(occupied)
-        base = family.name.removesuffix("_total") if family.kind == "counter" else family.name
-        metric = Metric(base, family.help, family.kind)
         broken = _broken_series(family)
         problems += [f"{family.name}{dict(series)}: not a total that only rises" for series in broken]
-        for name, labels, value in family.points:
-            if _series_of(labels) not in broken:
-                metric.add_sample(name, dict(labels), value)
-        metrics.append(metric)
-    return metrics, problems
+        if broken:
+            points = tuple(point for point in family.points if _series_of(point[1], family.kind) not in broken)
+            family = msgspec.structs.replace(family, points=points)  # noqa: PLW2901 - the same without what is broken
+        usable.append(family)
+    return tuple(usable), problems
 
 
 def _broken_series(family: ExportedFamily) -> set[Labels]:
@@ -103,7 +107,7 @@ def _broken_series(family: ExportedFamily) -> set[Labels]:
     broken: set[Labels] = set()
     below: dict[Labels, float] = {}
     for name, labels, value in family.points if family.kind != "gauge" else ():
-        series = _series_of(labels)
+        series = _series_of(labels, family.kind)
         is_count = family.kind == "histogram" and not name.endswith("_sum")
         # Also false for NaN. Counts are whole numbers, and each bucket holds what the one below it holds.
         if not value >= 0 or (is_count and not (float(value).is_integer() and value >= below.get(series, 0.0))):
@@ -113,9 +117,9 @@ def _broken_series(family: ExportedFamily) -> set[Labels]:
     return broken
 
 
-def _series_of(labels: Labels) -> Labels:
+def _series_of(labels: Labels, kind: str) -> Labels:
     """The labels without that of the bucket."""
-    return tuple(pair for pair in labels if pair[0] != "le")
+    return tuple(pair for pair in labels if pair[0] != "le") if kind == "histogram" else labels
 
 
 def _sample_names(family: ExportedFamily) -> tuple[str, ...]:
@@ -141,7 +145,7 @@ def _points_problem(family: ExportedFamily, sample_names: tuple[str, ...]) -> st
             return f"a {family.kind} has no sample {name!r}"
         if not isinstance(value, int | float):
             return f"value {value!r} is not a number"
-        if not all(_is_name(label) and _is_text(text) for label, text in labels) or len(dict(labels)) != len(labels):
+        if not _are_usable(labels):
             return f"labels {labels!r} are not usable"
         if name.endswith("_bucket") and family.kind == "histogram" and "le" not in dict(labels):
             return "a bucket has no le"
@@ -149,6 +153,11 @@ def _points_problem(family: ExportedFamily, sample_names: tuple[str, ...]) -> st
             return f"{name}{dict(labels)} is there twice"
         seen.add((name, labels))
     return ""
+
+
+@functools.lru_cache(maxsize=MAX_KNOWN_LABELS)
+def _are_usable(labels: Labels) -> bool:
+    return all(_is_name(label) and _is_text(text) for label, text in labels) and len(dict(labels)) == len(labels)
 
 
 def _is_name(text: object) -> bool:

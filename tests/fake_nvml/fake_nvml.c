@@ -1,5 +1,5 @@
 /* A stand-in for the NVIDIA driver library, scripted by the text file that $FAKE_NVML_STATE names. A test changes the
- * machine by replacing the file; each call looks with one stat() whether it was replaced.
+ * machine by replacing the file (a rename); each call looks with one stat() whether it was replaced.
  *
  *   init=9                                nvmlInit fails with that nvmlReturn_t
  *   count=2                               number of GPUs, as found by nvmlInit
@@ -18,10 +18,12 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,7 +34,7 @@ enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9, TIMEOUT = 10, VERSION_MISMATCH = 25
 };
-enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_KEY = 64, MAX_VALUE = 256, MAX_ENTRIES = 16384, POLL_US = 2000 };
+enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_KEY = 64, MAX_VALUE = 256, MAX_ENTRIES = 16384, MAX_FAULTS = 1024, POLL_US = 2000 };
 
 struct gpu { int index, mig; }; /* mig < 0: the whole GPU */
 static struct gpu gpus[MAX_GPUS], migs[MAX_GPUS][MAX_MIG];
@@ -43,13 +45,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct entry { char key[MAX_KEY], value[MAX_VALUE]; };
 static struct entry *entries;
-static int num_entries, loaded;
+static int num_entries, loaded, num_faults;
+static const char *faults[MAX_FAULTS]; /* keys of delays and errors of calls; few, so that looking for one costs little */
+static int state = DRIVER_NOT_LOADED; /* what the last look at the file found */
 static struct stat seen;
 
 static int by_key(const void *a, const void *b) { return strcmp(((const struct entry *)a)->key, ((const struct entry *)b)->key); }
 
 /* Read the script if it was replaced; holds the lock. */
-static int refresh(void) {
+static int read_script(void) {
     const char *path = getenv("FAKE_NVML_STATE");
     struct stat now;
     FILE *file;
@@ -74,8 +78,27 @@ static int refresh(void) {
     }
     fclose(file);
     qsort(entries, num_entries, sizeof *entries, by_key);
+    num_faults = 0;
+    for (int i = 0; i < num_entries; i++) {
+        if (!strstr(entries[i].key, "delay_ms") && !strstr(entries[i].key, "error.") && !strstr(entries[i].key, ".gone")) continue;
+        if (num_faults == MAX_FAULTS) abort();
+        faults[num_faults++] = entries[i].key;
+    }
     loaded = 1;
     return SUCCESS;
+}
+
+/* Look at the script again; returns whether it may delay a call or let it fail: by its name, or all calls of a GPU. */
+static int refresh(const char *call) {
+    int is_scripted = 0;
+    pthread_mutex_lock(&lock);
+    state = read_script();
+    for (int i = 0; i < num_faults && !is_scripted; i++) {
+        const char *last = strrchr(faults[i], '.');
+        is_scripted = last && (!strcmp(last, ".gone") || !strcmp(last, ".delay_ms") || !strcmp(last + 1, call));
+    }
+    pthread_mutex_unlock(&lock);
+    return is_scripted;
 }
 
 static int look_up(const char *key, char *value) {
@@ -83,7 +106,7 @@ static int look_up(const char *key, char *value) {
     int result;
     snprintf(wanted.key, sizeof wanted.key, "%s", key);
     pthread_mutex_lock(&lock);
-    result = refresh();
+    result = state;
     if (result == SUCCESS) {
         found = num_entries ? bsearch(&wanted, entries, num_entries, sizeof *entries, by_key) : NULL;
         if (!found) result = NOT_SUPPORTED;
@@ -136,7 +159,7 @@ static void wait_as_scripted(const char *key) {
     char value[MAX_VALUE];
     if (look_up(key, value) != SUCCESS) return;
     if (strcmp(value, "hang")) usleep((useconds_t)(atof(value) * 1000));
-    else while (look_up(key, value) == SUCCESS && !strcmp(value, "hang")) usleep(POLL_US);
+    else while (look_up(key, value) == SUCCESS && !strcmp(value, "hang")) usleep(POLL_US), refresh("");
 }
 
 /* Delays and errors of a call, in this order. */
@@ -145,6 +168,7 @@ static int enter(struct call *call) {
     char key[128], value[MAX_VALUE];
     call->number = __sync_add_and_fetch(&calls, 1);
     log_call(call, "enter");
+    if (!refresh(call->name)) return call->gpu && !initialized ? UNINITIALIZED : SUCCESS;
     snprintf(key, sizeof key, "delay_ms.%s", call->name);
     wait_as_scripted(key);
     snprintf(key, sizeof key, "error.%s", call->name);
@@ -364,6 +388,8 @@ UNSIGNED(nvmlDeviceGetComputeInstanceId, "compute_instance_id")
 
 UNSIGNED(nvmlDeviceGetPowerUsage, "power_mw")
 UNSIGNED(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
+UNSIGNED(nvmlDeviceGetPowerManagementLimit, "power_limit_mw")
+UNSIGNED(nvmlDeviceGetFanSpeed, "fan_percent")
 WIDE(nvmlDeviceGetTotalEnergyConsumption, "energy_mj")
 UNSIGNED(nvmlDeviceGetPcieReplayCounter, "pcie_replays")
 WIDE(nvmlDeviceGetSupportedClocksEventReasons, "supported_clock_event_reasons")
@@ -376,6 +402,14 @@ int nvmlDeviceGetUtilizationRates(struct gpu *gpu, unsigned rates[2]) {
     TRY(gpu_unsigned(gpu, "utilization_percent", &rates[0]));
     return gpu_unsigned(gpu, "memory_utilization_percent", &rates[1]);
 }
+
+static int codec(struct gpu *gpu, const char *key, unsigned *percent, unsigned *period_us) {
+    *period_us = 1000000;
+    return gpu_unsigned(gpu, key, percent);
+}
+
+int nvmlDeviceGetEncoderUtilization(struct gpu *gpu, unsigned *percent, unsigned *period_us) { ENTER(gpu); return codec(gpu, "encoder_percent", percent, period_us); }
+int nvmlDeviceGetDecoderUtilization(struct gpu *gpu, unsigned *percent, unsigned *period_us) { ENTER(gpu); return codec(gpu, "decoder_percent", percent, period_us); }
 
 struct memory { unsigned version; u64 total, reserved, free, used; };
 
@@ -515,11 +549,11 @@ int nvmlDeviceGetNvLinkErrorCounter(struct gpu *gpu, unsigned link, unsigned cou
 
 struct process { unsigned pid; u64 used_bytes; unsigned gpu_instance, compute_instance; };
 
-int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *processes) {
+static int running(struct gpu *gpu, const char *key, unsigned *count, struct process *processes) {
     char value[MAX_VALUE], *save, *word;
     unsigned room = processes ? *count : 0, number = 0;
-    ENTER(gpu);
-    TRY(gpu_text(gpu, "processes", value)); /* PID:BYTES,PID:BYTES; empty for none */
+    int result = gpu_text(gpu, key, value); /* PID:BYTES,PID:BYTES; empty for none */
+    if (result != SUCCESS) return result;
     for (word = strtok_r(value, ",", &save); word; word = strtok_r(NULL, ",", &save), number++) {
         struct process process = {0, ~0ull, ~0u, ~0u};
         sscanf(word, "%u:%llu", &process.pid, &process.used_bytes);
@@ -529,9 +563,12 @@ int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, st
     return number > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
+int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *processes) { ENTER(gpu); return running(gpu, "processes", count, processes); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *processes) { ENTER(gpu); return running(gpu, "graphics_processes", count, processes); }
+
 /* ---- events ---- */
 
-struct event_set { u64 types[MAX_GPUS]; long delivered; };
+struct event_set { u64 types[MAX_GPUS]; long delivered; int watch; };
 struct event { struct gpu *gpu; u64 type, data; unsigned gpu_instance, compute_instance; };
 
 static long num_events(void) {
@@ -539,14 +576,26 @@ static long num_events(void) {
     return look_up("events", value) == SUCCESS ? atol(value) : 0;
 }
 
+/* A descriptor that becomes readable when the script is replaced: waiting costs nothing, as in the real driver. */
+static int watch_script(void) {
+    char directory[4096];
+    const char *path = getenv("FAKE_NVML_STATE");
+    int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    snprintf(directory, sizeof directory, "%s", path ? path : "/");
+    *(strrchr(directory, '/') + 1) = 0;
+    if (inotify_add_watch(watch, directory, IN_MOVED_TO | IN_DELETE) < 0) abort();
+    return watch;
+}
+
 int nvmlEventSetCreate(struct event_set **set) {
     ENTER_SYSTEM();
     if (!(*set = calloc(1, sizeof **set))) abort();
+    (*set)->watch = watch_script();
     (*set)->delivered = num_events(); /* what happened before is not told */
     return SUCCESS;
 }
 
-int nvmlEventSetFree(struct event_set *set) { ENTER_SYSTEM(); free(set); return SUCCESS; }
+int nvmlEventSetFree(struct event_set *set) { ENTER_SYSTEM(); close(set->watch); free(set); return SUCCESS; }
 WIDE(nvmlDeviceGetSupportedEventTypes, "supported_event_types")
 
 int nvmlDeviceRegisterEvents(struct gpu *gpu, u64 types, struct event_set *set) {
@@ -573,11 +622,14 @@ static int next_event(struct event_set *set, struct event *event) {
 }
 
 int nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned timeout_ms) {
-    double deadline_s = seconds(CLOCK_MONOTONIC) + timeout_ms / 1e3;
+    double deadline_s = seconds(CLOCK_MONOTONIC) + timeout_ms / 1e3, left_s;
+    struct pollfd changed = {set->watch, POLLIN, 0};
+    char changes[4096];
     ENTER_SYSTEM();
     while (!next_event(set, event)) {
-        if (seconds(CLOCK_MONOTONIC) >= deadline_s) return TIMEOUT;
-        usleep(10 * POLL_US);
+        if ((left_s = deadline_s - seconds(CLOCK_MONOTONIC)) <= 0) return TIMEOUT;
+        if (poll(&changed, 1, (int)(left_s * 1e3) + 1) > 0 && read(set->watch, changes, sizeof changes) < 0) abort();
+        refresh("");
     }
     return SUCCESS;
 }

@@ -57,6 +57,35 @@ def test_disks_of_state_and_checkpoints_are_watched(tmp_path: Path) -> None:
     }
 
 
+def test_readings_of_all_threads_begin_together() -> None:
+    """From the second one on they begin at whole multiples of the interval, whenever each collector was started."""
+    times_s: dict[str, list[float]] = {"a": [], "b": []}
+    runners = [CollectorRunner([Noting(name, times_s[name])], interval_s=0.2, deadline_s=5.0) for name in times_s]
+    for runner in runners:
+        runner.start()
+        time.sleep(0.07)
+    wait_until(lambda: all(len(times) >= 4 for times in times_s.values()))
+    for runner in runners:
+        runner.close()
+
+    for times in times_s.values():
+        assert times[1] - times[0] >= 0.099  # a rate over less would say little
+        assert all(min(time_s % 0.2, 0.2 - time_s % 0.2) < 0.05 for time_s in times[1:4])
+
+
+class Noting:
+    """A collector that notes when it is asked."""
+
+    def __init__(self, name: str, times_s: list[float]) -> None:
+        self.name = name
+        self._times_s = times_s
+
+    def collect(self) -> Sequence[ExportedFamily]:
+        """Note the time."""
+        self._times_s.append(time.monotonic())
+        return ()
+
+
 def test_raising_collector_is_counted_and_harms_no_other() -> None:
     """A collector that raises has success 0, no families and its error; the other one's families are all there."""
 

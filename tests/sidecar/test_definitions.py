@@ -8,6 +8,7 @@ import pytest
 from shared.schema import Family
 from sidecar.catalogue import catalogue_of
 from sidecar.definitions import Definition, DefinitionsError, DefinitionSet, load
+from sidecar.promql.engine import evaluate
 from sidecar.promql.syntax import parse
 from sidecar.samples import Sample, labels_of
 from sidecar.store import Store
@@ -265,6 +266,21 @@ class TestEvaluate:
         assert "no label run" in outcome.failures[2].message
         assert [family.name for family in outcome.families] == ["dflash_colliding", "dflash_unlabelled", "dflash_fine"]
         assert outcome.wandb == {"fine": 3.0}
+
+    def test_what_lacks_its_series_gives_the_same_as_if_it_were_evaluated(self, tmp_path: Path) -> None:
+        """In an empty store a definition is evaluated only where something can come of nothing."""
+        needing = ("rate(raw_jobs_total[30s])", "1 - sum by (queue) (raw_depth) / 2", "raw_depth > 1 or raw_jobs_total")
+        making = ("absent(raw_depth)", "vector(1) or raw_depth", "scalar(raw_depth)")
+        texts = [metric(name=f"dflash_m{index}", expr=expr) for index, expr in enumerate((*needing, *making))]
+        definitions = self.set_of(*texts, tmp_path=tmp_path)
+        outcome = definitions.evaluate(Store(60.0), START_S, "tick")
+
+        assert [d.needs_series for d in definitions.definitions] == [True] * len(needing) + [False] * len(making)
+        shown = {family.name for family in outcome.families}
+        for definition in definitions.definitions:
+            value = evaluate(definition.node, Store(60.0), START_S)
+            assert (definition.name in shown) == (value != []), definition.expr
+            assert definition.needs_series <= (value == [])
 
     def test_a_defect_of_the_engine_is_contained(self, store: Store) -> None:
         """Even an error nobody foresaw stays inside its definition."""

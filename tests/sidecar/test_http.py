@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from http_side import HttpSide
 
-from sidecar.http import HttpServer, ListenError
+from sidecar.http import SWEEP_S, HttpServer, ListenError
 
 
 @pytest.fixture
@@ -147,6 +147,17 @@ def test_silent_connection_is_closed_after_its_timeout() -> None:
     sidecar.server.close()
 
     assert received == b""
+
+
+def test_close_does_not_wait_for_the_next_sweep() -> None:
+    """The thread that accepts connections is woken up to end."""
+    for _ in range(5):
+        sidecar = HttpSide()
+        sidecar.ask("GET", "/metrics")
+        started_s = time.monotonic()
+        sidecar.server.close()
+
+        assert time.monotonic() - started_s < SWEEP_S / 2
 
 
 def test_request_being_answered_is_not_cut_for_a_newcomer() -> None:

@@ -1,6 +1,8 @@
 """From journal to store and rows: in order, once, and again from where it stopped."""
 
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -171,6 +173,19 @@ def test_collector_samples_come_back_after_a_restart(bench: Bench) -> None:
 
     assert value(again, "dflash_host_load1", START_S + 5.0) == 4.0
     assert len([s for s in bench.journal.samples_between(0, 2e9) if s.name == "dflash_host_load1"]) == 1
+
+
+def test_readings_of_one_turn_are_one_row_in_order_of_time(bench: Bench, tmp_path: Path) -> None:
+    """What several collectors read between two turns is written at once."""
+    pipeline = bench.pipeline()
+    disk = Reading(collector="disk", success=True, time_s=START_S + 0.5, duration_s=0.0)
+    pipeline.add_readings([reading(START_S + 1.0, 4.0), disk])
+
+    samples = list(bench.journal.samples_between(0, 2e9))
+    assert [sample.time_s for sample in samples] == sorted(sample.time_s for sample in samples)
+    assert {dict(sample.labels).get("collector") for sample in samples} >= {"host", "disk"}
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as file:
+        assert file.execute("SELECT count(*) FROM samples").fetchone() == (1,)
 
 
 def test_series_a_collector_no_longer_shows_end(bench: Bench) -> None:

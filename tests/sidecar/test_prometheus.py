@@ -91,6 +91,17 @@ def test_unusable_accept_header_gets_plain_text(accept: str) -> None:
     assert page(*GOOD, accept=accept) == (GOLDEN / "metrics.txt").read_text()
 
 
+@pytest.mark.parametrize("scheme", ["dots", "values"])
+def test_other_escaping_schemes_get_names_as_they_are(scheme: str) -> None:
+    """Names that need no escaping are served under the scheme that says so."""
+    sink = PrometheusSink()
+    sink.publish(Result(time_s=1.0, families=GOOD))
+    body, content_type = sink.render(f"application/openmetrics-text; version=1.0.0; escaping={scheme}")
+
+    assert body.decode() == (GOLDEN / "metrics.openmetrics.txt").read_text()
+    assert content_type.endswith("escaping=underscores")
+
+
 @pytest.mark.parametrize(
     "bad",
     [
