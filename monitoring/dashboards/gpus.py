@@ -43,9 +43,9 @@ NOW = (
     ),
     Panel(
         "XID errors",
-        "In an hour; see the driver's messages of the node.",
+        "Since the sidecar started; the kernel's log of the node says more.",
         "short",
-        (("errors", "sum(increase(dflash_gpu_xid_errors_total{NODE}[1h]))"),),
+        (("errors", "sum(dflash_gpu_xid_errors_total{NODE}) or vector(0)"),),
         kind="stat",
         thresholds=GOOD_IS_LOW,
         width=4,
@@ -243,9 +243,9 @@ MEMORY = (
 FAULTS = (
     Panel(
         "XID errors",
-        "In ten minutes, by code.",
+        "Since the sidecar started, by code.",
         "short",
-        (("{{code}} {{uuid}}", "increase(dflash_gpu_xid_errors_total{NODE}[10m])"),),
+        (("{{code}} {{uuid}}", "dflash_gpu_xid_errors_total{NODE}"),),
         thresholds=GOOD_IS_LOW,
     ),
     Panel(

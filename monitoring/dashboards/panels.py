@@ -12,8 +12,8 @@ GOOD_IS_HIGH: tuple[Threshold, ...] = ((None, "red"), (1.0, "green"))
 _SHORTHAND = (
     ("{NODE", '{instance=~"$node"'),
     ("[RATE]", "[$__rate_interval]"),
-    # A trainer's series bear `run` and `rank` only when there are several; its info always says the run.
-    ("OF_RUN", 'and on (instance, run, rank) dflash_run_info{instance=~"$node", run_id=~"$run"}'),
+    # A trainer's series bear `run` only when there are several runs; its info always says it as `run_id`.
+    ("OF_RUN", 'and on (instance, run) dflash_run_info{instance=~"$node", run_id=~"$run"}'),
 )
 
 
