@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -26,10 +27,8 @@ ANNOTATIONS = (
 )
 """Name, colour, a series whose value is the time of what is marked, and the text of the mark."""
 
-DEFINITION_CHANGES = (
-    "dflash_definitions_info{NODE} unless last_over_time(dflash_definitions_info{NODE}[1d] offset $__interval)"
-)
-"""Definitions that were not live one point of the graph before, nor in the day before that."""
+DEFINITION_CHANGES = "dflash_definitions_info{NODE} unless last_over_time(dflash_definitions_info{NODE}[1d] offset 1m)"
+"""Definitions that were not live a minute before, nor in the day before that."""
 
 
 class _Annotation(models.AnnotationQuery):
@@ -37,13 +36,13 @@ class _Annotation(models.AnnotationQuery):
 
     def __init__(self, name: str, color: str, expression: str, title: str, *, value_is_time: bool) -> None:
         super().__init__(name=name, icon_color=color, expr=in_full(expression), datasource=DATA_SOURCE)
-        self._own = {"titleFormat": title, "textFormat": "{{instance}}"}
-        self._own |= {"useValueForTime": "on"} if value_is_time else {}
+        self._own = {"titleFormat": title, "textFormat": "{{instance}}", "step": "15s"}
+        self._own_time = {"useValueForTime": value_is_time}
 
     def to_json(self) -> dict[str, object]:
         """All keys."""
         keys: dict[str, object] = super().to_json()
-        return keys | self._own
+        return keys | self._own | self._own_time
 
 
 def text_of(page: Page) -> str:
@@ -67,15 +66,19 @@ def text_of(page: Page) -> str:
         built = built.with_row(dashboard.Row(title))
         for panel in panels:
             built = built.with_panel(_panel(panel))
-    return json.dumps(_numbered(json.loads(JSONEncoder().encode(built.build()))), indent=1, sort_keys=True) + "\n"
+    return json.dumps(_tidied(json.loads(JSONEncoder().encode(built.build()))), indent=1, sort_keys=True) + "\n"
 
 
-def _numbered(document: dict[str, object]) -> dict[str, object]:
-    """With an id for each panel, which Grafana would otherwise give by itself and show as a change."""
-    panels = document["panels"]
-    assert isinstance(panels, list)
-    for number, panel in enumerate(panels, start=1):
+def _tidied(document: dict[str, Any]) -> dict[str, Any]:
+    """With an id for each panel, which Grafana would otherwise give by itself and show as a change.
+
+    Without the keys of interval variables, which the SDK writes into every variable.
+    """
+    for number, panel in enumerate(document["panels"], start=1):
         panel["id"] = number
+    for variable in document["templating"]["list"]:
+        for key in ("auto", "auto_count", "auto_min"):
+            variable.pop(key, None)
     return document
 
 

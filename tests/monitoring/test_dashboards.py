@@ -53,9 +53,9 @@ def test_page_is_complete(file: Path) -> None:
     assert [variable["name"] for variable in document["templating"]["list"]] == ["datasource", "run", "node"]
     assert document["links"][0]["tags"] == document["tags"] == ["dflash"]
     assert document["links"][0]["includeVars"]
-    marks = {mark["name"]: mark.get("useValueForTime") for mark in document["annotations"]["list"]}
-    assert marks.pop("Definitions") is None
-    assert marks == dict.fromkeys(["Checkpoints", "Evaluations", "Errors", "Trainer starts", "Sidecar starts"], "on")
+    marks = {mark["name"]: mark["useValueForTime"] for mark in document["annotations"]["list"]}
+    assert not marks.pop("Definitions")
+    assert marks == dict.fromkeys(["Checkpoints", "Evaluations", "Errors", "Trainer starts", "Sidecar starts"], True)
 
 
 @pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
