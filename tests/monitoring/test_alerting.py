@@ -9,7 +9,7 @@ import pytest
 import yaml
 from alertmanager_server import Recipient, alertmanager_binary, alertmanager_telling
 from monitoring_queries import MONITORING
-from nvml_machine import Machine, build_fake_driver, driver_environment
+from nvml_machine import machine_of
 from prometheus_server import prometheus_configured
 from sidecar_process import ROOT, Place, wait_for
 
@@ -20,14 +20,6 @@ pytestmark = [
 
 ALERTS = {"DflashTrainerDown", "DflashGpuLost", "DflashDefinitionsRefused"}
 OPTIONS = ("collectors.interval_s=0.2", "collectors.gpu_probe_s=0.5", "interval_s=0.2")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place; what was started there is killed in the end."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 @pytest.fixture
@@ -49,12 +41,8 @@ def impatient_rules(folder: Path) -> Path:
 
 
 def test_faults_are_told_and_their_end_too(place: Place, recipient: Recipient, tmp_path: Path) -> None:
-    """1. All is well. 2. The trainer goes, a GPU is lost, a file is wrong. 3. All is mended. Result: told, each time."""
-    driver = tmp_path / "driver"
-    driver.mkdir()
-    build_fake_driver(driver)
-    machine = Machine(tmp_path / "nvml", 2)
-    place.environ |= driver_environment(driver, tmp_path / "nvml")
+    """1. The trainer goes, a GPU is lost, a file is wrong. 2. All is mended. Result: told both times."""
+    machine = machine_of(place.environ, tmp_path, 2)
     definitions = tmp_path / "metrics.toml"
     shutil.copy(ROOT / "sidecar" / "metrics.toml", definitions)
     trainer = place.trainer()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from monitoring_queries import DASHBOARDS
+from sidecar_process import Place
 
 PACKAGES = ("@grafana/schema@13.2.3", "typescript@5.9.3")
 OF_THE_DATA_SOURCE = ("expr", "step", "textFormat", "titleFormat", "useValueForTime")
@@ -54,6 +55,13 @@ def complaints(project: Path, name: str, document: dict[str, Any]) -> str:
 def test_dashboard_has_grafanas_types(project: Path, file: Path) -> None:
     """The compiler has no complaint."""
     assert complaints(project, file.stem, json.loads(file.read_text())) == ""
+
+
+def test_dashboard_of_definitions_has_grafanas_types(project: Path, place: Place) -> None:
+    """The compiler has no complaint about what `dflash-sidecar dashboard` writes."""
+    document = json.loads(place.command("dashboard", "dflash_tokens_per_second", "dflash_padding_ratio").stdout)
+
+    assert complaints(project, "custom", document) == ""
 
 
 @pytest.mark.parametrize("mistake", ["unknown key", "wrong enumeration", "wrong type"])

@@ -1,15 +1,19 @@
 """Every query of the dashboards, answered by a real Prometheus that scrapes a sidecar beside a real training run."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from monitoring_queries import committed_queries
-from nvml_machine import Machine, build_fake_driver, driver_environment
+from monitoring_queries import committed_queries, queries_of
+from nvml_machine import machine_of
 from prometheus_server import PrometheusServer, prometheus_scraping
 from sidecar_process import Place, wait_for
 from training_run import trainer_arguments
+
+from sidecar.catalogue import CATALOGUE
+from sidecar.definitions import SHIPPED_FILE, load
 
 pytestmark = [
     pytest.mark.slow,
@@ -42,16 +46,12 @@ MAY_BE_EMPTY = {
 
 @pytest.fixture(scope="module")
 def prometheus(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
-    """A server that has scraped for a while: a training run on a node with two GPUs, both throttled, one with an XID error."""
+    """A server that has scraped for a while: training beside two GPUs, both throttled, one with an XID error."""
     path = tmp_path_factory.mktemp("live")
     place = Place(path)
-    driver = path / "driver"
-    driver.mkdir()
-    build_fake_driver(driver)
-    machine = Machine(path / "nvml", 2)
+    machine = machine_of(place.environ, path, 2)
     for gpu in range(2):
         machine.set_power(gpu, 500_000)
-    place.environ |= driver_environment(driver, path / "nvml")
     place.popen(*trainer_arguments(small_target, path / "run", checkpoint__every_steps=20))
     sidecar = place.sidecar("--set=collectors.interval_s=0.5", "--set=interval_s=0.5")
     try:
@@ -71,6 +71,16 @@ def test_every_query_returns_data(prometheus: PrometheusServer) -> None:
     empty = [query.name for query in committed_queries() if not prometheus.values(query.expression)]
 
     assert [name for name in empty if not any(part in name for part in MAY_BE_EMPTY)] == []
+
+
+def test_panels_of_definitions_return_data(prometheus: PrometheusServer, place: Place) -> None:
+    """What `dflash-sidecar dashboard` writes for definitions is answered too; here for the shipped ones."""
+    names = [definition.name for definition in load(SHIPPED_FILE, CATALOGUE).definitions]
+    document = json.loads(place.command("dashboard", *names).stdout)
+    empty = [query.title for query in queries_of("custom", document) if not prometheus.values(query.expression)]
+
+    assert [panel["title"] for panel in document["panels"]] == names
+    assert empty == ["dflash_cuda_allocator_fragmentation_ratio"]
 
 
 def test_list_of_empty_queries_is_current() -> None:
