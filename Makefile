@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 PRESET ?=
 ARGS ?=
 # Most tests wait for other processes, so one more than two cores would have pays. ARGS=-n0 runs one test at a time.
@@ -38,7 +39,7 @@ check: $(VENV)/.dev ## Lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.trainer ## Measure what telemetry costs (docs/benchmarks.md)
+bench: $(VENV)/.trainer $(PEERS)/.done ## Measure what telemetry and training cost (docs/benchmarks.md)
 	$(BIN)/python -m bench $(ARGS)
 
 format: $(VENV)/.dev ## Format and fix what can be fixed
@@ -52,7 +53,7 @@ dashboards: $(VENV)/.dev ## Renew the Grafana dashboards (docs/grafana.md)
 	$(BIN)/python -m monitoring.dashboards
 
 clean: ## Remove the environment and caches, not your runs
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -75,6 +76,17 @@ $(VENV)/.dev: $(VENV)/.trainer
 	$(BIN)/pip install --quiet --group dev
 	# The reference model pins other versions of what it needs; it runs with ours.
 	$(BIN)/pip install --quiet --no-deps dflash==0.1.0
+	@touch $@
+
+# Other trainers, for the benchmarks alone, in an environment of their own that sees torch and transformers of ours: both
+# pin other versions of them, and SpecForge would bring an inference engine. What speculators imports comes with it.
+$(PEERS)/.done: | $(VENV)/.trainer
+	$(BIN)/python -m venv $(PEERS)
+	$(BIN)/python -c 'import site; print(*site.getsitepackages(), sep="\n")' \
+	  >"$$($(PEERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"
+	$(PEERS)/bin/pip install --quiet --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.0
+	$(PEERS)/bin/pip install --quiet \
+	  'openai>=2,<4' 'loguru>=0.7.2,<0.8' 'pydantic-settings>=2,<3' 'datasets>=4,<=5.1.0'
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.drafter_step import drafter_step
 from bench.engine import definitions
 from bench.hung_server import hung_server_exit, hung_server_first_step
 from bench.ingestion import catch_up, ingest_64_trainers, ingest_frames
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Result]]] = {
     "definitions": definitions,
     "scrape": scrape,
     "training_throughput": training_throughput,
+    "drafter_step": drafter_step,
     "hung_server_throughput": hung_server_throughput,
     "hung_server_first_step": hung_server_first_step,
     "hung_server_exit": hung_server_exit,
@@ -92,7 +94,7 @@ def _say(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure what telemetry costs, side by side with what one would otherwise do.",
+        description="Measure what telemetry and training cost, side by side with what one would otherwise do.",
         epilog=f"benchmarks: {', '.join(BENCHMARKS)}",
     )
     parser.add_argument(

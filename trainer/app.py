@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from shared.settings import SettingsError, settings_of
-from trainer.config import TrainerConfig, load_config, preset_description, preset_names
+from trainer.config import TrainerConfig, load_config, preset_description, preset_names, with_batches_per_step
 from trainer.supervisor import exit_status, interrupt
 
 DEFAULT_PRESET = "embedded"
@@ -48,15 +48,19 @@ def _train(arguments: argparse.Namespace, start_s: float) -> int:
     config, out_dir = _resolve(arguments)
     # Imported here: torch takes seconds to load, and a mistyped key should not wait for it.
     from trainer.run import RunRequest, run  # noqa: PLC0415
+    from trainer.world import Rank  # noqa: PLC0415
 
-    _say(f"run {config.run.id} in {out_dir}, process {os.getpid()}")
+    rank = Rank.from_environ(os.environ)
+    say = _say if rank.leads else _say_nothing
+    say(f"run {config.run.id} in {out_dir}, process {os.getpid()}")
     request = RunRequest(
         config=config,
         out_dir=out_dir,
         resume=arguments.resume,
         max_steps=arguments.max_steps,
         environ=os.environ,
-        say=_say,
+        say=say,
+        rank=rank,
     )
     report, exit_code = run(request, start_s)
     if report is None:
@@ -67,12 +71,12 @@ def _train(arguments: argparse.Namespace, start_s: float) -> int:
 
 def _regenerate(arguments: argparse.Namespace, _start_s: float) -> int:
     config = load_config(preset=_preset(arguments), assignments=arguments.set, environ=os.environ)
-    from trainer.pipeline import device_of  # noqa: PLC0415
+    from trainer.devices import target_devices  # noqa: PLC0415
     from trainer.prepare import load_target, target_path  # noqa: PLC0415
     from trainer.regenerate import read_prompts, regenerate  # noqa: PLC0415
 
     prompts = read_prompts(arguments.prompts)
-    target = load_target(config, target_path(config, os.environ, _say), device_of(config.devices.targets))
+    target = load_target(config, target_path(config, os.environ, _say), target_devices(config)[0])
     report = regenerate(
         target,
         prompts,
@@ -93,6 +97,11 @@ def _presets(_arguments: argparse.Namespace, _start_s: float) -> int:
 
 
 def _resolve(arguments: argparse.Namespace) -> tuple[TrainerConfig, Path]:
+    config, out_dir = _asked_for(arguments)
+    return with_batches_per_step(config, int(os.environ.get("WORLD_SIZE", "1"))), out_dir
+
+
+def _asked_for(arguments: argparse.Namespace) -> tuple[TrainerConfig, Path]:
     assignments = list(arguments.set)
     if arguments.telemetry is not None:
         assignments.append(f"telemetry.enabled={'true' if arguments.telemetry == 'on' else 'false'}")
@@ -138,7 +147,7 @@ def _newest_run(runs: Path) -> Path:
 
 def _check_resumable(saved: TrainerConfig, wanted: TrainerConfig) -> None:
     """Refuse changes that would make the data cursor or the schedule mean something else."""
-    free = ("telemetry.", "evaluation.", "checkpoint.", "devices.")
+    free = ("telemetry.", "evaluation.", "checkpoint.", "devices.", "queue.max_", "queue.prefetch")
     before, after = saved.flat(), wanted.flat()
     changed = [key for key, value in before.items() if after[key] != value and not key.startswith(free)]
     if changed:
@@ -149,6 +158,10 @@ def _check_resumable(saved: TrainerConfig, wanted: TrainerConfig) -> None:
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+def _say_nothing(_line: str) -> None:
+    pass
 
 
 def _settings_table() -> str:

@@ -12,6 +12,7 @@ Tensor suffixes: B sequences, S positions.
 """
 
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from torch import Tensor
 from trainer.data import Sample
 
 BATCHES_PER_RUN = 16
+NUM_PLANS = 2
+"""Epochs whose order is remembered: workers ahead are in the next one while others still finish the last."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,21 +60,36 @@ class Batches:
         self._samples = samples
         self._batch_size = batch_size
         self._seed = seed
-        # Replaced as a whole: a thread that still holds the last epoch's plan is not disturbed.
-        self._plan: tuple[int, list[list[int]]] = (-1, [])
+        self._plans: dict[int, list[list[int]]] = {}
+        self._lock = threading.Lock()
 
     @property
     def num_batches_per_epoch(self) -> int:
         """Batches in which every sample occurs once."""
         return -(-len(self._samples) // self._batch_size)
 
+    @property
+    def max_tokens(self) -> int:
+        """No batch has more real tokens."""
+        return sum(sorted(map(len, self._samples))[-self._batch_size :])
+
+    def lengths(self, index: int) -> tuple[int, ...]:
+        """Real tokens of each sequence of the batch with this number, without making it."""
+        return tuple(len(sample) for sample in self._members(index))
+
     def batch(self, index: int) -> Batch:
         """Return the batch with this number, counted from 0 over all epochs."""
+        return self._collate(index, self._members(index))
+
+    def _members(self, index: int) -> list[Sample]:
         epoch, position = divmod(index, self.num_batches_per_epoch)
-        plan = self._plan
-        if plan[0] != epoch:
-            plan = self._plan = (epoch, self._plan_epoch(epoch))
-        return self._collate(index, [self._samples[i] for i in plan[1][position]])
+        with self._lock:
+            if epoch not in self._plans:
+                if len(self._plans) == NUM_PLANS:
+                    del self._plans[next(iter(self._plans))]
+                self._plans[epoch] = self._plan_epoch(epoch)
+            plan = self._plans[epoch]
+        return [self._samples[i] for i in plan[position]]
 
     def _plan_epoch(self, epoch: int) -> list[list[int]]:
         # Seeded by text, because torch's generator heeds only 32 bits of a number.

@@ -27,6 +27,7 @@ from shared.settings import (
 
 Positive = Annotated[int, Meta(ge=1)]
 DType = Literal["float32", "bfloat16"]
+DeviceName = Annotated[int, Meta(ge=0)] | Literal["cpu"]
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +90,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     steps: Annotated[int, Meta(ge=1, description="optimizer steps of the whole schedule")] = 400
     batch_size: Annotated[int, Meta(ge=1, description="sequences per batch")] = 8
-    accumulate: Annotated[int, Meta(ge=1, description="batches per optimizer step")] = 1
+    accumulate: Annotated[
+        int, Meta(ge=0, description="batches per optimizer step, over all drafters; 0 is one for each drafter")
+    ] = 0
     optimizer: Annotated[
         Literal["adamw", "muon"],
         Meta(description="adamw for everything, or muon for the matrices and adamw for the rest"),
@@ -99,6 +102,17 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     weight_decay: Annotated[float, Meta(ge=0, description="decoupled, of every optimizer")] = 0.0
     grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
     num_anchors: Annotated[int, Meta(ge=1, description="blocks per sequence, drawn anew each epoch")] = 32
+    objective: Annotated[
+        Literal["decay", "dpace"],
+        Meta(description="decay weighs slots by loss_decay_gamma, dpace by what each adds to the accepted length"),
+    ] = "decay"
+    dpace_alpha: Annotated[float, Meta(ge=0, le=1, description="dpace: 0 trusts the drafter's probabilities as is")] = (
+        0.5
+    )
+    gpu_attention: Annotated[
+        Literal["masked", "flex"],
+        Meta(description="on GPUs: masked computes all scores, flex compiles a kernel that skips what nobody sees"),
+    ] = "masked"
     loss_decay_gamma: Annotated[float, Meta(gt=0, description="slot k weighs exp(-(k-1)/gamma)")] = 4.0
     dtype: Annotated[DType, Meta(description="of the drafter's compute; its weights stay float32")] = "float32"
     seed: Annotated[int, Meta(ge=0, description="of initial weights, data order and anchors")] = 0
@@ -107,10 +121,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The queue of hidden states between target and drafter."""
 
-    max_bytes: Annotated[int, Meta(ge=1, description="most bytes of hidden states in the queue")] = 256 * 1024 * 1024
-    max_items: Annotated[int, Meta(ge=1, description="most batches in the queue")] = 8
+    max_bytes: Annotated[int, Meta(ge=1, description="most bytes of hidden states on the host")] = 4 * 1024**3
+    max_items: Annotated[int, Meta(ge=1, description="most batches in the queue, those being made included")] = 8
     hs_min_ready: Annotated[int, Meta(ge=1, description="batches to choose the longest from; 1 keeps the order")] = 1
     oldest_every: Annotated[int, Meta(ge=1, description="every so many takes the oldest batch goes first")] = 8
+    prefetch: Annotated[int, Meta(ge=0, description="batches copied to a drafter ahead of the one it learns from")] = 1
 
 
 class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,11 +143,13 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class DevicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the workers run: CUDA device indices, or empty for one worker on the CPU."""
+    """Where the workers run, one for each entry. What is trained does not depend on it, up to rounding."""
 
-    targets: Annotated[tuple[int, ...], Meta(max_length=1, description="GPU of the target worker; [] is the CPU")] = ()
+    targets: Annotated[
+        tuple[DeviceName, ...], Meta(description='a target worker each: GPU number or "cpu"; [] is ["cpu"]')
+    ] = ()
     drafters: Annotated[
-        tuple[int, ...], Meta(max_length=1, description="GPU of the drafter worker; [] is the CPU")
+        tuple[DeviceName, ...], Meta(description='a drafter worker each: GPU number or "cpu"; [] is ["cpu"]')
     ] = ()
     cpu_threads: Annotated[int, Meta(ge=0, description="threads of each worker's kernels; 0 shares the cores")] = 0
 
@@ -227,6 +244,22 @@ def load_config(
     if num_types not in {0, num_layers}:
         raise SettingsError(f"drafter.layer_types names {num_types} layers, drafter.num_layers is {num_layers}")
     return config
+
+
+def with_batches_per_step(config: TrainerConfig, world_size: int) -> TrainerConfig:
+    """Fill in `train.accumulate` and check that every drafter of every process gets an equal share of it.
+
+    Raises:
+        SettingsError: it does not divide.
+    """
+    num_drafters = world_size * len(config.devices.drafters or ("cpu",))
+    accumulate = config.train.accumulate or num_drafters
+    if accumulate % num_drafters:
+        raise SettingsError(
+            f"train.accumulate={accumulate} does not divide among {num_drafters} drafters ({world_size} processes with "
+            f"{num_drafters // world_size} each): change devices.drafters, or in a new run make it a multiple"
+        )
+    return msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, accumulate=accumulate))
 
 
 def saved_layer(path: Path) -> Layer:

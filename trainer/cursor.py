@@ -5,6 +5,7 @@ that has not been taken there is the short list of those taken ahead of it. Ever
 """
 
 from collections.abc import Iterator
+from itertools import count
 
 import msgspec
 
@@ -31,7 +32,10 @@ class Cursor(msgspec.Struct, frozen=True):
             next_index += 1
         return Cursor(next_index, tuple(sorted(taken)))
 
-    def remaining(self, end: int) -> Iterator[int]:
-        """The batches below `end` that have not been taken, in order."""
+    def remaining(self, rank: int = 0, num_ranks: int = 1) -> Iterator[int]:
+        """The batches that have not been taken, in order and without end; those that fall to one of several processes.
+
+        A batch falls to the same process whatever has been taken, so that each has its own order of batches to itself.
+        """
         ahead = set(self.ahead)
-        return (index for index in range(self.next_index, end) if index not in ahead)
+        return (index for index in count(self.next_index) if index % num_ranks == rank and index not in ahead)

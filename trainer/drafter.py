@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
+from trainer.attention import KeysValues, View, attend
+
 LayerType = Literal["full_attention", "sliding_attention"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -167,7 +169,6 @@ class Attention(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.num_groups = config.num_attention_heads // config.num_key_value_heads
         query_size = config.num_attention_heads * config.head_dim
         key_size = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=False)
@@ -180,19 +181,15 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.head_dim)
 
-    def keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, rotary: Rotary) -> KeysValues:
         """Project `x` [B, n, H] to rotated keys and to values, both [B, G, n, D]."""
         keys = self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2)
         return rotary.rotate(keys), self._heads(self.v_proj(x)).transpose(1, 2)
 
-    def forward(self, block: Tensor, context: tuple[Tensor, Tensor], rotary: Rotary, mask: Tensor) -> Tensor:
-        """Attend from `block` [B, Q, H] over `context` keys and values and itself, where `mask` is True."""
+    def forward(self, block: Tensor, context: KeysValues, rotary: Rotary, view: View) -> Tensor:
+        """Attend from `block` [B, Q, H] over `context` keys and values and itself, as far as `view` allows."""
         queries = rotary.rotate(self.q_norm(self._heads(self.q_proj(block))).transpose(1, 2))
-        block_keys, block_values = self.keys_values(block, rotary)
-        # Key/value heads are copied out: on CUDA, masked SDPA with grouped heads would store all scores.
-        keys = torch.cat([context[0], block_keys], dim=2).repeat_interleave(self.num_groups, dim=1)
-        values = torch.cat([context[1], block_values], dim=2).repeat_interleave(self.num_groups, dim=1)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        mixed = attend(queries, context, self.keys_values(block, rotary), view)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -222,9 +219,9 @@ class DrafterLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, context: tuple[Tensor, Tensor], rotary: Rotary, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: KeysValues, rotary: Rotary, view: View) -> Tensor:
         """Map block states `x` [B, Q, H] to the next layer's."""
-        x = x + self.self_attn(self.input_layernorm(x), context, rotary, mask)
+        x = x + self.self_attn(self.input_layernorm(x), context, rotary, view)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -252,7 +249,7 @@ class Drafter(nn.Module):
         noise_embedding: Tensor,
         target_hidden: Tensor,
         position_ids: Tensor,
-        masks: Mapping[str, Tensor],
+        masks: Mapping[str, View],
         cache: ContextCache | None = None,
     ) -> Tensor:
         """Compute the block states whose logits predict the token at each slot's own position.
@@ -261,7 +258,7 @@ class Drafter(nn.Module):
             noise_embedding: [B, Q, H] target embedding rows of [anchor, MASK, MASK, ...], already scaled.
             target_hidden: [B, S, L*H] outputs of the tapped target layers, new context only when `cache` is given.
             position_ids: [B, S+Q] positions of the new context followed by those of the block.
-            masks: for each layer type in use, [B or 1, 1, Q, cached+S+Q] booleans, True where a key is visible.
+            masks: what is visible in each layer type in use; beside a cache [B or 1, 1, Q, cached+S+Q] booleans.
             cache: context of earlier calls; extended in place by this call's context.
 
         Returns:

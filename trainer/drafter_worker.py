@@ -1,17 +1,18 @@
 """A drafter worker: hidden states in, optimizer steps out.
 
-One step takes `train.accumulate` batches, draws anchors in each, and divides the summed loss by the summed weights of
-all of them: a batch with few supervised tokens must not count as much as a full one. Parameters and moments are fp32;
-`train.dtype` only sets what `torch.autocast` lowers the matrix products to.
+One step takes `train.accumulate` batches, an equal share of them in each worker, draws anchors in each, and divides the
+summed gradient by the summed weights of all of them: a batch with few supervised tokens must not count as much as a
+full one. Parameters and moments are fp32; `train.dtype` only sets what `torch.autocast` lowers the matrix products to.
 
-Anchors are drawn from a generator seeded by (seed, batch index). So they change with every epoch, and a resumed run
-draws the same ones without any random state in the checkpoint.
+Every worker keeps a replica of the drafter and of its optimizer; the first one of a process reports and saves.
+
+Anchors are drawn from a generator seeded by (seed, batch index). So they change with every epoch and from worker to
+worker, and a resumed run draws the same ones without any random state in the checkpoint.
 
 Nothing in a step asks the device for a value.
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -21,18 +22,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
 from shared.cells import Cells
-from trainer.anchors import BlockBatch, build_blocks, sample_anchors
+from trainer.anchors import BlockBatch, build_blocks, lay_out, sample_anchors
 from trainer.checkpoint import Checkpoint, TrainState
 from trainer.config import TrainConfig
 from trainer.drafter import Drafter
 from trainer.hidden_queue import Receiver
-from trainer.instruments import PhaseTimers, StepFacts, StepMailbox, own_thread
-from trainer.loss import DrafterLoss, drafter_loss
+from trainer.instruments import PhaseTimers, own_thread
+from trainer.intake import Intake
+from trainer.loss import DrafterLoss, LossOptions, Objective, drafter_loss
 from trainer.optimizer import DrafterOptimizer
-from trainer.supervisor import Stop
-from trainer.target_worker import HiddenBatch
+from trainer.reduce import FlatGradients, Outcome, Reduction, Share
+from trainer.step_report import StepReport
+from trainer.transfers import Arrival, HiddenBatch, HostBuffer
 
-PHASES = ("get", "h2d", "forward", "backward", "optimizer", "checkpoint")
+PHASES = ("get", "h2d", "forward", "backward", "reduce", "optimizer", "checkpoint")
+DEVICE_PHASES = ("h2d", "forward", "backward", "reduce", "optimizer")
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -48,11 +52,14 @@ class Borrowed:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """When a worker stops, saves and reports."""
+    """How much a worker does in a step, and when it stops and saves."""
 
     last_step: int
     checkpoint_every: int
-    save: Callable[[Checkpoint], None]
+    num_batches: int
+    """Batches that one worker learns from in one step."""
+    save: Callable[[Checkpoint], None] | None
+    """None for all workers but one."""
 
 
 def learning_rate(step: int, settings: TrainConfig) -> float:
@@ -73,54 +80,52 @@ def anchor_generator(seed: int, batch_index: int) -> torch.Generator:
 
 
 class DrafterWorker:
-    """Train a drafter on what the queue delivers.
+    """Train a replica of the drafter on what the queue delivers.
 
     Args:
-        name: of the worker, for labels.
-        drafter: fp32 parameters on the worker's device.
+        number: of the worker in its process, from 0.
+        drafter: fp32 parameters on the worker's device; equal for all workers.
         borrowed: the target's embedding and head on the same device.
         settings: the optimisation.
-        plan: when to stop and save.
-        receiver: this worker's end of the queue.
-        mailbox: where finished steps go.
+        plan: how much to do, when to stop and save.
+        reduction: where all workers meet.
         cells: where the counters are declared.
-        stop: looked at before every step.
+        report: for one worker of the process.
         num_threads: of CPU kernels in this worker's thread.
     """
 
     def __init__(  # noqa: PLR0913 - the composition root calls it once, by keyword
         self,
         *,
-        name: str,
+        number: int,
         drafter: Drafter,
         borrowed: Borrowed,
         settings: TrainConfig,
         plan: StepPlan,
-        receiver: Receiver[HiddenBatch],
-        mailbox: StepMailbox,
+        reduction: Reduction,
         cells: Cells,
-        stop: Stop,
+        report: StepReport | None,
         num_threads: int,
     ) -> None:
         self.drafter = drafter
+        self._number = number
         self._borrowed = borrowed
         self._settings = settings
+        self._objective = Objective(settings.objective, settings.dpace_alpha)
         self._plan = plan
-        self._receiver = receiver
-        self._mailbox = mailbox
-        self._stop = stop
+        self._reduction = reduction
+        self._report = report
         self._num_threads = num_threads
         self._device = borrowed.head_weight.device
         self._optimizer = DrafterOptimizer(drafter, settings.optimizer, weight_decay=settings.weight_decay)
+        self._flat = FlatGradients(drafter, num_sums(drafter.config.block_size))
         self.state = TrainState()
-        self.timers = PhaseTimers(cells, "drafter", name, PHASES, self._device, ("h2d", "forward", "backward"))
+        name = str(number)
+        self.timers = PhaseTimers(cells, "drafter", name, PHASES, self._device, DEVICE_PHASES)
         labels = {"role": "drafter", "worker": name}
-        self._num_steps = cells.counter("dflash_steps_total")
         self._num_batches = cells.counter("dflash_batches_total", **labels)
         self._num_real = cells.counter("dflash_tokens_total", **labels, kind="real")
         self._num_padding = cells.counter("dflash_tokens_total", **labels, kind="padding")
-        self._lengths = cells.histogram("dflash_sequence_length_tokens")
-        self._anchors = {kind: cells.counter("dflash_anchors_total", kind=kind) for kind in ("valid", "used")}
 
     @property
     def num_tokens_real(self) -> float:
@@ -142,110 +147,124 @@ class DrafterWorker:
             state=self.state,
         )
 
-    def run(self) -> None:
-        """Step until the plan ends or a stop is requested, then save; the thread's main function."""
+    def run(self, receiver: Receiver[HostBuffer, HiddenBatch], prefetch: int, max_batch_bytes: int) -> None:
+        """Step until the plan ends or all workers agree to stop, then save; the thread's main function."""
         own_thread(self._device, self._num_threads)
         self.drafter.train()
         saved_step = self.state.step
-        with self._receiver:
-            while self.state.step < self._plan.last_step and not self._stop.requested():
-                self._step()
+        intake = Intake(receiver, self._device, prefetch=prefetch, num_bytes=max_batch_bytes, timers=self.timers)
+        stop = False
+        with receiver:
+            while self.state.step < self._plan.last_step and not stop:
+                stop = self._step(intake)
                 if self.state.step % self._plan.checkpoint_every == 0:
                     saved_step = self._save()
         if self.state.step != saved_step:
             self._save()
 
     def _save(self) -> int:
-        with self.timers.phase("checkpoint"):
-            self._plan.save(self.checkpoint())
+        if self._plan.save is not None:
+            with self.timers.phase("checkpoint"):
+                self._plan.save(self.checkpoint())
         return self.state.step
 
-    def _step(self) -> None:
-        start_s = time.perf_counter()
-        with self.timers.phase("get"):
-            items = [self._receiver.get() for _ in range(self._settings.accumulate)]
-        queue_wait_s = time.perf_counter() - start_s
-        with self.timers.phase("h2d"):
-            blocks = [self._blocks(item) for item in items]
-        denominator = torch.stack([block.weights.sum() for block in blocks]).sum()
-        losses = [self._learn(item, block, denominator) for item, block in zip(items, blocks, strict=True)]
+    def _step(self, intake: Intake) -> bool:
+        waited_s = intake.waited_s
+        self._flat.clear()
+        num_left = (self._plan.last_step - self.state.step) * self._plan.num_batches
+        learned = [self._learn(intake, num_left - done) for done in range(self._plan.num_batches)]
+        share = _share(learned)
+        with self.timers.phase("reduce"):
+            outcome = self._reduction.reduce(self._number, self._flat.all, share)
         with self.timers.phase("optimizer"):
+            self._flat.gradients.div_(self._flat.sums[1])
             rate = learning_rate(self.state.step, self._settings)
             grad_norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self._settings.grad_clip)
             self._optimizer.step(rate, grad_norm)
-        self._report(items, blocks, (rate, queue_wait_s), _scalars(losses, denominator, grad_norm))
+        self._count(share, outcome)
+        if self._report is not None:
+            figures = (rate, intake.waited_s - waited_s)
+            self._report.step(self.state.step, outcome.shares, figures, _scalars(self._flat.sums, grad_norm))
+        return outcome.stop
 
-    def _blocks(self, item: HiddenBatch) -> BlockBatch:
-        generator = anchor_generator(self._settings.seed, item.batch.index)
-        anchors = sample_anchors(item.batch.loss_mask, self._settings.num_anchors, generator)
-        input_ids = item.batch.input_ids.to(self._device, non_blocking=True)
-        return build_blocks(
-            input_ids, item.batch.loss_mask, anchors, self.drafter.config, self._settings.loss_decay_gamma
-        )
-
-    def _learn(self, item: HiddenBatch, block: BlockBatch, denominator: Tensor) -> DrafterLoss:
+    def _learn(self, intake: Intake, num_left: int) -> tuple[Arrival, BlockBatch]:
+        arrival = intake.next(num_left)
+        block = self._blocks(arrival)
         with self.timers.phase("forward"), self._autocast():
             noise = F.embedding(block.noise_ids, self._borrowed.embedding_weight)
             hidden = self.drafter(
                 noise * self.drafter.config.input_embedding_scale,
-                item.hidden_BSF(self._device).to(noise.dtype),
+                intake.finish(arrival).to(noise.dtype),
                 block.position_ids,
                 block.masks,
             )
-            loss = drafter_loss(hidden, self._borrowed.head_weight, block.labels, block.weights, self.drafter.config)
+            loss = drafter_loss(
+                hidden,
+                self._borrowed.head_weight,
+                block.labels,
+                block.weights,
+                self.drafter.config,
+                LossOptions(objective=self._objective, slots=block.learned_slots),
+            )
         with self.timers.phase("backward"):
-            (loss.numerator / denominator).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return loss
+            loss.numerator.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._flat.sums.add_(_sums(loss))
+        return arrival, block
+
+    def _blocks(self, arrival: Arrival) -> BlockBatch:
+        batch = arrival.batch
+        generator = anchor_generator(self._settings.seed, batch.index)
+        anchors = sample_anchors(batch.loss_mask, self._settings.num_anchors, generator)
+        input_ids = batch.input_ids.to(self._device, non_blocking=True)
+        attention = "groups" if self._device.type == "cpu" else self._settings.gpu_attention
+        layout = lay_out(batch.loss_mask, anchors, self.drafter.config, attention)
+        return build_blocks(
+            input_ids, batch.loss_mask, anchors, self.drafter.config, self._settings.loss_decay_gamma, layout
+        )
 
     def _autocast(self) -> torch.autocast:
         dtype = TORCH_DTYPES[self._settings.dtype]
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16)
 
-    def _report(
-        self,
-        items: list[HiddenBatch],
-        blocks: list[BlockBatch],
-        rate_and_wait_s: tuple[float, float],
-        scalars: Tensor,
-    ) -> None:
-        rate, queue_wait_s = rate_and_wait_s
+    def _count(self, share: Share, outcome: Outcome) -> None:
         cursor = self.state.cursor
-        for item in items:
-            cursor = cursor.take(item.batch.index)
+        for index in outcome.batch_indices:
+            cursor = cursor.take(index)
         self.state = TrainState(step=self.state.step + 1, cursor=cursor)
-        lengths = tuple(length for item in items for length in item.batch.lengths)
-        num_real = sum(lengths)
-        num_padding = sum(item.batch.input_ids.numel() for item in items) - num_real
-        self._num_steps.add()
-        self._num_batches.add(len(items))
-        self._num_real.add(num_real)
-        self._num_padding.add(num_padding)
-        for length in lengths:
-            self._lengths.observe(length)
-        self._anchors["valid"].add(sum(block.num_valid_anchors for block in blocks))
-        self._anchors["used"].add(sum(block.num_used_anchors for block in blocks))
-        facts = StepFacts(
-            time_s=time.time(),
-            step=self.state.step,
-            learning_rate=rate,
-            tokens_real=num_real,
-            tokens_padding=num_padding,
-            sequence_lengths_tokens=lengths,
-            queue_wait_s=queue_wait_s,
-        )
-        self._mailbox.post(facts, scalars)
+        self._num_batches.add(len(share.batch_indices))
+        self._num_real.add(sum(share.lengths))
+        self._num_padding.add(share.num_padding)
 
 
-def _scalars(losses: list[DrafterLoss], denominator: Tensor, grad_norm: Tensor) -> Tensor:
+def _share(learned: list[tuple[Arrival, BlockBatch]]) -> Share:
+    batches = [arrival.batch for arrival, _ in learned]
+    lengths = tuple(length for batch in batches for length in batch.lengths)
+    return Share(
+        batch_indices=tuple(batch.index for batch in batches),
+        lengths=lengths,
+        num_padding=sum(batch.input_ids.numel() for batch in batches) - sum(lengths),
+        num_valid_anchors=sum(block.num_valid_anchors for _, block in learned),
+        num_used_anchors=sum(block.num_used_anchors for _, block in learned),
+    )
+
+
+def num_sums(block_size: int) -> int:
+    """How many figures `_sums` returns."""
+    return 4 + 2 * (block_size - 1)
+
+
+def _sums(loss: DrafterLoss) -> Tensor:
+    """Everything of a loss that is added up over batches and workers, in one tensor, still on the device."""
+    single = (loss.numerator.detach(), loss.denominator, loss.accept_length_sum, loss.num_complete_blocks)
+    return torch.cat([torch.stack(single), loss.num_correct, loss.num_predicted])
+
+
+def _scalars(sums: Tensor, grad_norm: Tensor) -> Tensor:
     """Loss, gradient norm, simulated acceptance length and accuracy per position in one tensor, still on the device.
 
     A figure that had nothing to be measured on is NaN.
     """
-
-    def total(name: str) -> Tensor:
-        return torch.stack([getattr(loss, name).detach() for loss in losses]).sum(dim=0)
-
-    accept_length = total("accept_length_sum") / total("num_complete_blocks")
-    accuracy = total("num_correct") / total("num_predicted")
-    head = torch.stack([total("numerator") / denominator, grad_norm, accept_length])
-    return torch.cat([head, accuracy])
+    numerator, denominator, accept_length_sum, num_complete_blocks = sums[:4]
+    num_correct, num_predicted = sums[4:].chunk(2)
+    head = torch.stack([numerator / denominator, grad_norm, accept_length_sum / num_complete_blocks])
+    return torch.cat([head, num_correct / num_predicted])

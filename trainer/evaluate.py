@@ -60,7 +60,7 @@ def main() -> int:
         run_dir = find_run(arguments.path)
         config = load_config(preset="", assignments=arguments.set, environ=os.environ, saved=run_dir / "config.json")
         drafter = load_checkpoint(arguments.path)
-        materials = prepare(config, os.environ, _say, torch.device("cpu"))
+        materials = prepare(config, os.environ, _say, [torch.device("cpu")])
         report = evaluate(drafter, materials, config)
     except ValueError as error:
         parser.exit(EXIT_USER_ERROR, f"dflash-eval: {error}\n")

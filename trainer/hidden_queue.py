@@ -1,41 +1,61 @@
 """The bounded queue of hidden states between target workers and drafter workers.
 
-It is bounded in bytes and in items, since one long batch can weigh as much as ten short ones. It has two ends, each of
-which closes: a receiver gets `EndOfStream` when every sender has closed and nothing is left, a sender gets
-`QueueClosedError` when no receiver is left. `abort` closes both at once when a worker failed or the run is stopped.
+It circulates a fixed set of equal buffers, so it is bounded in bytes and in items whatever the batches are. A sender
+claims the next batch together with a free buffer before it starts to work, so whoever is ready makes the next batch,
+and batches may be finished in any order. A receiver gives the buffer back once it has copied what is in it.
 
-Which item a receiver gets is a pure function of the order of the items, never of timing, so that the same seed trains
-the same weights. A receiver waits until `hs_min_ready` items are there (or the queue is full, or the senders are done)
-and takes the longest of exactly the oldest `hs_min_ready`; ties go to the oldest. A small value mixes short and long
-sequences, a large one favours long ones. Every `oldest_every`-th take is the oldest item, so nothing starves.
+Which batch a receiver gets is a pure function of the order of the batches and their lengths, never of timing, so that
+the same seed trains the same weights. A receiver waits until the oldest `hs_min_ready` batches are there (or all that
+are left) and takes the longest of exactly those; ties go to the oldest. A small value mixes short and long sequences, a
+large one favours long ones. Every `oldest_every`-th take is the oldest batch, so nothing starves. Several receivers
+take in turn.
+
+A receiver gets `EndOfStream` when the last batch has been taken. A sender gets `QueueClosedError` when no receiver is
+left, and everybody when `abort` is called because a worker failed.
 """
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 
-class QueueItem(Protocol):
-    """What the queue needs to know of an item."""
+class Buffer(Protocol):
+    """What the queue needs to know of a buffer."""
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes the item occupies."""
-
-    @property
-    def length(self) -> int:
-        """Sort key: the longest of the oldest items goes first (tokens)."""
+    def nbytes(self) -> int:
+        """Bytes it holds at most."""
 
 
-T = TypeVar("T", bound=QueueItem)
+B = TypeVar("B", bound=Buffer)
+T = TypeVar("T")
+
+
+class Ticket(NamedTuple):
+    """A batch that is to be made."""
+
+    batch_index: int
+    num_bytes: int
+    """Bytes of its hidden states."""
+    length: int
+    """Sort key: the longest of the oldest goes first (tokens)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Claim(Generic[B]):
+    """A batch that one sender makes, and where to put its hidden states."""
+
+    ticket: Ticket
+    buffer: B
 
 
 class EndOfStream(Exception):  # noqa: N818 - the end of the data is no error
-    """Every sender has closed and the queue is empty."""
+    """Every batch has been taken."""
 
 
 class QueueClosedError(Exception):
@@ -46,6 +66,7 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One consistent reading of the queue."""
 
     depth: int
+    """Batches that are ready."""
     capacity: int
     num_bytes: int
     capacity_bytes: int
@@ -58,55 +79,104 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     oldest_age_s: float
 
 
-class HiddenQueue(Generic[T]):
+class _Slot(Generic[B, T]):
+    """A batch from its claim to its take; `item` and `since_s` are set when it is ready."""
+
+    def __init__(self, claim: Claim[B]) -> None:
+        self.claim = claim
+        self.item: T | None = None
+        self.since_s = 0.0
+
+
+class HiddenQueue(Generic[B, T]):
     """A bounded queue of hidden states; every method is safe from any thread.
 
     Args:
-        max_bytes: bound on the bytes of all items; a single larger item is let in alone.
-        max_items: bound on the number of items; at least `hs_min_ready`.
-        hs_min_ready: how many items a receiver chooses from.
-        oldest_every: every how many takes the oldest item goes first.
+        tickets: the batches to make, in order.
+        buffers: at least `hs_min_ready`.
+        hs_min_ready: how many batches a receiver chooses from.
+        oldest_every: every how many takes the oldest batch goes first.
         takes: takes already made by an earlier session of the run (resume).
     """
 
     def __init__(
-        self, *, max_bytes: int, max_items: int, hs_min_ready: int = 1, oldest_every: int = 8, takes: int = 0
+        self,
+        tickets: Iterator[Ticket],
+        buffers: Sequence[B],
+        *,
+        hs_min_ready: int = 1,
+        oldest_every: int = 8,
+        takes: int = 0,
     ) -> None:
-        if hs_min_ready > max_items:
-            raise ValueError(f"queue.hs_min_ready={hs_min_ready} exceeds queue.max_items={max_items}: lower it")
-        self._max_bytes = max_bytes
-        self._max_items = max_items
+        if hs_min_ready > len(buffers):
+            raise ValueError(
+                f"queue.hs_min_ready={hs_min_ready} exceeds the {len(buffers)} batches that queue.max_items and "
+                f"queue.max_bytes leave room for (up to {max((b.nbytes for b in buffers), default=0)} bytes each): "
+                "lower it, or raise those"
+            )
+        self._tickets: Iterator[Ticket] | None = tickets
+        self._free = list(buffers)
+        self._capacity = len(buffers)
+        self._capacity_bytes = sum(buffer.nbytes for buffer in buffers)
         self._hs_min_ready = hs_min_ready
         self._oldest_every = oldest_every
         self._takes = takes
-        self._items: list[tuple[T, float]] = []
-        self._blocked_items: list[T] = []
-        self._num_bytes = 0
+        self._slots: list[_Slot[B, T]] = []
         self._puts = self._gets = 0
         self._changed = threading.Condition()
-        self._senders = self._receivers = 0
+        self._num_receivers = self._open_receivers = 0
         self._aborted = False
         self._blocked_s = {"put": 0.0, "get": 0.0}
         self._waiting_since_s: dict[str, list[float]] = {"put": [], "get": []}
 
-    def sender(self) -> "Sender[T]":
-        """Open a sending end; open all of them before the receivers start."""
+    def receiver(self) -> "Receiver[B, T]":
+        """Open a receiving end; open all of them before anybody starts."""
         with self._changed:
-            self._senders += 1
-        return Sender(self)
+            self._num_receivers += 1
+            self._open_receivers += 1
+            return Receiver(self, self._num_receivers - 1)
 
-    def receiver(self) -> "Receiver[T]":
-        """Open a receiving end."""
+    def claim(self) -> Claim[B] | None:
+        """Take on the next batch, waiting for a buffer; None when there is none left.
+
+        Raises:
+            QueueClosedError: nobody will take it.
+        """
         with self._changed:
-            self._receivers += 1
-        return Receiver(self)
+            if not self._may_claim():
+                with self._blocked("put"):
+                    self._changed.wait_for(self._may_claim)
+            self._check_open()
+            ticket = next(self._tickets, None) if self._tickets else None
+            if ticket is None:
+                # From here on a receiver chooses from fewer than `hs_min_ready`.
+                self._tickets = None
+                self._changed.notify_all()
+                return None
+            claim = Claim(ticket, self._free.pop())
+            self._slots.append(_Slot(claim))
+            return claim
+
+    def put(self, claim: Claim[B], item: T) -> None:
+        """Hand over a batch that was claimed; raises QueueClosedError when nobody will take it."""
+        with self._changed:
+            self._check_open()
+            slot = next(slot for slot in self._slots if slot.claim is claim)
+            slot.item, slot.since_s = item, time.monotonic()
+            self._puts += 1
+            self._changed.notify_all()
+
+    def release(self, buffer: B) -> None:
+        """Give back the buffer of an item that was taken."""
+        with self._changed:
+            self._free.append(buffer)
+            self._changed.notify_all()
 
     def abort(self) -> None:
         """Drop everything and wake everybody with QueueClosedError."""
         with self._changed:
             self._aborted = True
-            self._items.clear()
-            self._num_bytes = 0
+            self._slots.clear()
             self._changed.notify_all()
 
     def statistics(self) -> QueueStatistics:
@@ -114,114 +184,97 @@ class HiddenQueue(Generic[T]):
         with self._changed:
             now_s = time.monotonic()
             waiting = {side: sum(now_s - since for since in starts) for side, starts in self._waiting_since_s.items()}
+            ready = [slot for slot in self._slots if slot.item is not None]
             return QueueStatistics(
-                depth=len(self._items),
-                capacity=self._max_items,
-                num_bytes=self._num_bytes,
-                capacity_bytes=self._max_bytes,
+                depth=len(ready),
+                capacity=self._capacity,
+                num_bytes=sum(slot.claim.ticket.num_bytes for slot in ready),
+                capacity_bytes=self._capacity_bytes,
                 puts_total=self._puts,
                 gets_total=self._gets,
                 put_blocked_s=self._blocked_s["put"] + waiting["put"],
                 get_blocked_s=self._blocked_s["get"] + waiting["get"],
-                oldest_age_s=now_s - min((since for _, since in self._items), default=now_s),
+                oldest_age_s=now_s - min((slot.since_s for slot in ready), default=now_s),
             )
 
-    def _put(self, item: T) -> None:
+    def _take(self, receiver: int, *, wait: bool) -> T | None:
         with self._changed:
-            if not self._has_room(item):
-                self._blocked_items.append(item)
-                with self._blocked("put"):
-                    self._changed.wait_for(lambda: self._has_room(item))
-                self._blocked_items.remove(item)
-            if self._aborted or not self._receivers:
-                raise QueueClosedError("no receiver is left")
-            self._items.append((item, time.monotonic()))
-            self._num_bytes += item.num_bytes
-            self._puts += 1
-            self._changed.notify_all()
-
-    def _get(self) -> T:
-        with self._changed:
-            if not self._can_choose():
+            if not self._may_take(receiver):
+                if not wait:
+                    return None
                 with self._blocked("get"):
-                    self._changed.wait_for(self._can_choose)
+                    self._changed.wait_for(lambda: self._may_take(receiver))
             if self._aborted:
                 raise QueueClosedError("the queue was aborted")
-            if not self._items:
+            if not self._slots:
                 raise EndOfStream
-            item, _ = self._items.pop(self._choose())
+            item = self._slots.pop(self._choose()).item
             self._takes += 1
             self._gets += 1
-            self._num_bytes -= item.num_bytes
             self._changed.notify_all()
             return item
 
-    def _has_room(self, item: T) -> bool:
-        if self._aborted or not self._receivers or not self._items:
-            return True
-        return len(self._items) < self._max_items and self._num_bytes + item.num_bytes <= self._max_bytes
+    def _may_claim(self) -> bool:
+        return bool(self._free) or self._aborted or not self._open_receivers
 
-    def _can_choose(self) -> bool:
-        # Room may just have been made for a sender that has not woken up yet: then its item still comes first.
-        full = bool(self._items) and any(not self._has_room(item) for item in self._blocked_items)
-        return self._aborted or not self._senders or len(self._items) >= self._hs_min_ready or full
+    def _may_take(self, receiver: int) -> bool:
+        if self._aborted:
+            return True
+        all_known = self._tickets is None or len(self._slots) >= self._hs_min_ready
+        window = self._slots[: self._hs_min_ready]
+        if not all_known or any(slot.item is None for slot in window):
+            return False
+        return not window or self._takes % self._num_receivers == receiver
 
     def _choose(self) -> int:
         if self._takes % self._oldest_every == 0:
             return 0
-        window = self._items[: self._hs_min_ready]
-        return max(range(len(window)), key=lambda index: (window[index][0].length, -index))
+        window = self._slots[: self._hs_min_ready]
+        return max(range(len(window)), key=lambda index: (window[index].claim.ticket.length, -index))
+
+    def _check_open(self) -> None:
+        if self._aborted or not self._open_receivers:
+            raise QueueClosedError("no receiver is left")
 
     @contextmanager
     def _blocked(self, side: str) -> Iterator[None]:
         start_s = time.monotonic()
         self._waiting_since_s[side].append(start_s)
-        # A receiver may be waiting for exactly this: a sender that cannot go on makes the queue full.
-        self._changed.notify_all()
         try:
             yield
         finally:
             self._waiting_since_s[side].remove(start_s)
             self._blocked_s[side] += time.monotonic() - start_s
 
-    def _close(self, *, sender: bool) -> None:
+    def _close_receiver(self) -> None:
         with self._changed:
-            if sender:
-                self._senders -= 1
-            else:
-                self._receivers -= 1
+            self._open_receivers -= 1
             self._changed.notify_all()
 
 
-class Sender(Generic[T]):
-    """A sending end; a context manager. One thread only."""
-
-    def __init__(self, queue: HiddenQueue[T]) -> None:
-        self._queue = queue
-
-    def put(self, item: T) -> None:
-        """Add an item, waiting for room; raises QueueClosedError when nobody will take it."""
-        self._queue._put(item)  # noqa: SLF001 - the ends are part of the queue
-
-    def __enter__(self) -> "Sender[T]":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._queue._close(sender=True)  # noqa: SLF001 - the ends are part of the queue
-
-
-class Receiver(Generic[T]):
+class Receiver(Generic[B, T]):
     """A receiving end; a context manager. One thread only."""
 
-    def __init__(self, queue: HiddenQueue[T]) -> None:
+    def __init__(self, queue: HiddenQueue[B, T], number: int) -> None:
         self._queue = queue
+        self._number = number
 
     def get(self) -> T:
         """Take an item, waiting for one; raises EndOfStream or QueueClosedError."""
-        return self._queue._get()  # noqa: SLF001 - the ends are part of the queue
+        item = self._queue._take(self._number, wait=True)  # noqa: SLF001 - the ends are part of the queue
+        assert item is not None
+        return item
 
-    def __enter__(self) -> "Receiver[T]":
+    def get_if_ready(self) -> T | None:
+        """Take the item that `get` would return, if it could at once; raises EndOfStream or QueueClosedError."""
+        return self._queue._take(self._number, wait=False)  # noqa: SLF001 - the ends are part of the queue
+
+    def release(self, buffer: B) -> None:
+        """Give back the buffer of an item that was taken."""
+        self._queue.release(buffer)
+
+    def __enter__(self) -> "Receiver[B, T]":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._queue._close(sender=False)  # noqa: SLF001 - the ends are part of the queue
+        self._queue._close_receiver()  # noqa: SLF001 - the ends are part of the queue

@@ -6,6 +6,7 @@ size that AdamW's would have, so one learning rate serves both. It costs five sm
 step, and half of AdamW's memory.
 """
 
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
@@ -38,7 +39,7 @@ class DrafterOptimizer:
         )
 
     def step(self, learning_rate: float, grad_norm: Tensor) -> None:
-        """Update the parameters and drop their gradients.
+        """Update the parameters; their gradients stay where they are.
 
         With AdamW a gradient that is not finite leaves the parameters as they are. With Muon it is taken for zero, so
         that the matrices move once more by their momentum alone.
@@ -57,7 +58,6 @@ class DrafterOptimizer:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, object]:
         """Return everything needed to continue, for `torch.save`."""
@@ -76,7 +76,8 @@ class DrafterOptimizer:
                 f"train.optimizer asks for {' and '.join(sorted(parts))}; resume with the optimizer it was made with"
             )
         for name, optimizer in parts.items():
-            optimizer.load_state_dict(state[name])
+            # torch keeps tensors that are already in place as they are, and several workers load the same ones.
+            optimizer.load_state_dict(deepcopy(state[name]))
 
     def _parts(self) -> dict[str, torch.optim.Optimizer]:
         return {"adamw": self._adamw} | ({} if self._muon is None else {"muon": self._muon})

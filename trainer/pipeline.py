@@ -1,4 +1,4 @@
-"""The machine of one run: target worker, queue, drafter worker, and what they report, wired together.
+"""The machine of one run: target workers, queue, drafter workers, and what they report, wired together.
 
 Building it starts nothing. `train` runs the threads until the last step, a stop or a failure; the telemetry publisher
 runs beside them and outlives them until `close`, so that the evaluation still reaches a sidecar.
@@ -10,6 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,21 +21,23 @@ from shared.curve import CurveServer
 from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
 from shared.redaction import without_secrets
-from shared.wire import Device, Scalar, Step
+from shared.wire import Scalar, Step
 from trainer.audit import AuditTrail
-from trainer.batches import Batches
-from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint import Checkpoint, CheckpointStore, TrainState
 from trainer.config import TrainerConfig
+from trainer.devices import drafter_devices, num_threads, topology
 from trainer.drafter import Drafter
 from trainer.drafter_worker import TORCH_DTYPES, Borrowed, DrafterWorker, StepPlan
-from trainer.hidden_queue import HiddenQueue
+from trainer.feed import Feed
 from trainer.instruments import StepMailbox
 from trainer.prepare import Materials
 from trainer.pulled_metrics import AllocatorMetrics, QueueMetrics, RingMetrics
+from trainer.reduce import Reduction
+from trainer.step_report import StepReport
 from trainer.supervisor import Stop, Supervisor
-from trainer.target_worker import HiddenBatch, TargetWorker
+from trainer.target_worker import TargetWorker
+from trainer.world import World
 
-NUM_WORKERS = 2
 SKIP_REASONS = ("unsupervised", "truncated")
 
 
@@ -42,21 +45,23 @@ class Pipeline:
     """Everything that lives while a run trains.
 
     Args:
-        config: settings of the run, `run.id` filled in.
-        materials: target, samples and geometry.
+        config: settings of the run, `run.id` and `train.accumulate` filled in.
+        materials: targets, samples and geometry.
         store: where checkpoints go.
         stop: the run's stop flag.
+        world: the other processes of the run.
         last_step: where this session ends.
         resume: continue from this checkpoint.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the composition root calls it once, by keyword
         self,
         config: TrainerConfig,
         materials: Materials,
         store: CheckpointStore,
-        stop: Stop,
         *,
+        stop: Stop,
+        world: World,
         last_step: int,
         resume: Checkpoint | None,
     ) -> None:
@@ -66,6 +71,9 @@ class Pipeline:
         self._materials = materials
         self._store = store
         self._stop = stop
+        self._world = world
+        self._target_devices = [target.device for target in materials.targets]
+        self._drafter_devices = drafter_devices(config)
         self._cells = Cells(TRAINER_FAMILIES)
         self._cleanup = ExitStack()
         self.mailbox = StepMailbox(
@@ -73,22 +81,20 @@ class Pipeline:
             dropped=self._cells.counter("dflash_telemetry_dropped_steps_total"),
         )
         self._count_skipped(materials.skipped)
-        taken = resume.state.cursor.num_taken if resume else 0
-        self.queue: HiddenQueue[HiddenBatch] = HiddenQueue(
-            max_bytes=config.queue.max_bytes,
-            max_items=config.queue.max_items,
-            hs_min_ready=config.queue.hs_min_ready,
-            oldest_every=config.queue.oldest_every,
-            takes=taken,
-        )
-        self.drafter_worker = self._make_drafter_worker(last_step)
+        pinned = any(device.type == "cuda" for device in (*self._target_devices, *self._drafter_devices))
+        state = resume.state if resume else TrainState()
+        self._feed = Feed(config, materials, rank=world.rank, state=state, pinned=pinned)
+        self.queue = self._feed.queue
+        self._reduction = Reduction(len(self._drafter_devices), world, stop)
+        self.drafter_workers = self._make_drafter_workers(last_step)
         if resume is not None:
-            self.drafter_worker.restore(resume)
-        self._target_worker = self._make_target_worker()
-        devices = {materials.target.device, self._drafter_device}
+            for worker in self.drafter_workers:
+                worker.restore(resume)
+        self._target_workers = self._make_target_workers()
+        self._timers = [w.timers for w in self._target_workers] + [w.timers for w in self.drafter_workers]
         self._pulled = (
             QueueMetrics(self._cells, "hidden", self.queue.statistics),
-            AllocatorMetrics(self._cells, devices),
+            AllocatorMetrics(self._cells, {*self._target_devices, *self._drafter_devices}),
         )
         self._ring_metrics = RingMetrics(self._cells)
 
@@ -99,9 +105,8 @@ class Pipeline:
         if telemetry.endpoint:
             curve = CurveServer(telemetry.endpoint, Path(telemetry.keys))
         else:
-            path = socket_path(directory, self.config.run.id, 0)
+            path = socket_path(directory, self.config.run.id, self._world.rank.number)
             self._cleanup.enter_context(EndpointClaim(path))
-        target_device, drafter_device = self._materials.target.device, self._drafter_device
         self.publisher = Publisher(
             cells=self._cells,
             identity=Identity(
@@ -109,12 +114,11 @@ class Pipeline:
                 session=self.session,
                 pid=os.getpid(),
                 start_time_s=time.time(),
-                topology=(
-                    Device("target", "0", str(target_device), _uuid(target_device)),
-                    Device("drafter", "0", str(drafter_device), _uuid(drafter_device)),
-                ),
+                topology=topology("target", self._target_devices) + topology("drafter", self._drafter_devices),
                 # Where it writes: the sidecar watches the space that is left there.
                 config={**without_secrets(self.config.flat()), "run.out_dir": str(self._store.run_dir.absolute())},
+                rank=self._world.rank.number,
+                world_size=self._world.rank.world_size,
             ),
             path=path,
             curve=curve,
@@ -136,8 +140,7 @@ class Pipeline:
                 _drain(self.mailbox.collect())
             watch()
 
-        workers = {"target-0": self._target_worker.run, "drafter-0": self.drafter_worker.run}
-        Supervisor(self._stop, self.queue.abort).run(workers, collect_and_watch)
+        Supervisor(self._stop, self._abort).run(self._work(), collect_and_watch)
         # The last steps are on their way through the mailbox; the report is to be about the last one.
         deadline_s = time.monotonic() + self.config.telemetry.interval_s + 1.0
         while self.mailbox.num_pending and time.monotonic() < deadline_s:
@@ -157,48 +160,83 @@ class Pipeline:
 
     @property
     def tokens_trained(self) -> float:
-        """Real tokens the drafter has learned from in this session."""
-        return self.drafter_worker.num_tokens_real
+        """Real tokens that the drafters of this process have learned from in this session."""
+        return sum(worker.num_tokens_real for worker in self.drafter_workers)
 
     @property
-    def _drafter_device(self) -> torch.device:
-        return device_of(self.config.devices.drafters)
+    def state(self) -> TrainState:
+        """Where training stands."""
+        return self.drafter_workers[0].state
 
-    def _make_drafter_worker(self, last_step: int) -> DrafterWorker:
-        config, target, device = self.config, self._materials.target, self._drafter_device
-        generator = torch.Generator().manual_seed(config.train.seed)
-        drafter = Drafter(self._materials.geometry, generator).to(device)
-        compute_dtype = TORCH_DTYPES[config.train.dtype]
-        borrowed = Borrowed(
-            embedding_weight=target.embedding_weight.detach().to(device, compute_dtype),
-            head_weight=target.head_weight.detach().to(device, compute_dtype),
-        )
-        return DrafterWorker(
-            name="0",
-            drafter=drafter,
-            borrowed=borrowed,
-            settings=config.train,
-            plan=StepPlan(last_step=last_step, checkpoint_every=config.checkpoint.every_steps, save=self._save),
-            receiver=self.queue.receiver(),
-            mailbox=self.mailbox,
-            cells=self._cells,
-            stop=self._stop,
-            num_threads=num_threads(config),
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter that is trained; not while `train` runs."""
+        return self.drafter_workers[0].drafter
+
+    def _work(self) -> dict[str, Callable[[], None]]:
+        """Every worker's main function by the name of its thread."""
+        prefetch, num_bytes = self.config.queue.prefetch, self._feed.max_batch_bytes
+        targets = {f"target-{number}": worker.run for number, worker in enumerate(self._target_workers)}
+        drafters = {
+            f"drafter-{number}": partial(worker.run, self.queue.receiver(), prefetch, num_bytes)
+            for number, worker in enumerate(self.drafter_workers)
+        }
+        return targets | drafters
+
+    def _abort(self) -> None:
+        self.queue.abort()
+        self._reduction.abort()
+
+    def _make_drafter_workers(self, last_step: int) -> list[DrafterWorker]:
+        num_batches = self._feed.batches_per_step // len(self._drafter_devices)
+        report = StepReport(self.mailbox, self._cells)
+        return [
+            DrafterWorker(
+                number=number,
+                drafter=self._make_drafter(device),
+                borrowed=self._borrow(device),
+                settings=self.config.train,
+                plan=StepPlan(
+                    last_step=last_step,
+                    checkpoint_every=self.config.checkpoint.every_steps,
+                    num_batches=num_batches,
+                    save=self._save if number == 0 and self._world.rank.leads else None,
+                ),
+                reduction=self._reduction,
+                cells=self._cells,
+                report=report if number == 0 else None,
+                num_threads=self._num_threads,
+            )
+            for number, device in enumerate(self._drafter_devices)
+        ]
+
+    def _make_drafter(self, device: torch.device) -> Drafter:
+        generator = torch.Generator().manual_seed(self.config.train.seed)
+        return Drafter(self._materials.geometry, generator).to(device)
+
+    def _borrow(self, device: torch.device) -> Borrowed:
+        target, dtype = self._materials.target, TORCH_DTYPES[self.config.train.dtype]
+        return Borrowed(
+            embedding_weight=target.embedding_weight.detach().to(device, dtype),
+            head_weight=target.head_weight.detach().to(device, dtype),
         )
 
-    def _make_target_worker(self) -> TargetWorker:
-        settings = self.config.train
-        cursor = self.drafter_worker.state.cursor
-        return TargetWorker(
-            name="0",
-            target=self._materials.target,
-            batches=Batches(self._materials.samples, batch_size=settings.batch_size, seed=settings.seed),
-            indices=cursor.remaining(settings.steps * settings.accumulate),
-            sender=self.queue.sender(),
-            cells=self._cells,
-            stop=self._stop,
-            num_threads=num_threads(self.config),
-        )
+    def _make_target_workers(self) -> list[TargetWorker]:
+        return [
+            TargetWorker(
+                name=str(number),
+                target=target,
+                batches=self._feed.batches,
+                queue=self.queue,
+                cells=self._cells,
+                num_threads=self._num_threads,
+            )
+            for number, target in enumerate(self._materials.targets)
+        ]
+
+    @property
+    def _num_threads(self) -> int:
+        return num_threads(self.config, self._world.rank.local_world_size)
 
     def _save(self, checkpoint: Checkpoint) -> None:
         path = self._store.save(checkpoint)
@@ -207,34 +245,14 @@ class Pipeline:
     def _pull(self) -> None:
         for pulled in self._pulled:
             pulled.pull()
-        self._target_worker.timers.collect()
-        self.drafter_worker.timers.collect()
+        for timers in self._timers:
+            timers.collect()
         assert self.publisher is not None
         self._ring_metrics.pull(self.publisher.ring)
 
     def _count_skipped(self, skipped: Counter[str]) -> None:
         for reason in SKIP_REASONS:
             self._cells.counter("dflash_samples_skipped_total", reason=reason).add(skipped[reason])
-
-
-def device_of(indices: tuple[int, ...]) -> torch.device:
-    """The device that a list of CUDA indices names; raises ValueError when there is no such GPU."""
-    if not indices:
-        return torch.device("cpu")
-    if indices[0] >= torch.cuda.device_count():
-        raise ValueError(
-            f"devices: there is no CUDA device {indices[0]} ({torch.cuda.device_count()} found); [] is the CPU"
-        )
-    return torch.device("cuda", indices[0])
-
-
-def num_threads(config: TrainerConfig) -> int:
-    """Threads of each worker's CPU kernels: those set, else an equal share of the cores."""
-    return config.devices.cpu_threads or max(1, len(os.sched_getaffinity(0)) // NUM_WORKERS)
-
-
-def _uuid(device: torch.device) -> str:
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
 
 
 def _drain(steps: Iterable[Step]) -> None:

@@ -23,7 +23,8 @@ EMBEDDED = "embedded"
 class Materials:
     """Everything a run is built from."""
 
-    target: Target
+    targets: Sequence[Target]
+    """One for each target worker, equal but for the device."""
     geometry: DrafterConfig
     samples: Sequence[Sample]
     prompts: Sequence[list[int]]
@@ -31,9 +32,14 @@ class Materials:
     skipped: Counter[str]
     """Samples that are not trained on, by reason."""
 
+    @property
+    def target(self) -> Target:
+        """The first of the targets."""
+        return self.targets[0]
+
 
 def prepare(
-    config: TrainerConfig, environ: Mapping[str, str], say: Callable[[str], None], device: torch.device
+    config: TrainerConfig, environ: Mapping[str, str], say: Callable[[str], None], devices: Sequence[torch.device]
 ) -> Materials:
     """Load or make the target and its data.
 
@@ -41,13 +47,16 @@ def prepare(
         config: settings of the run.
         environ: names the cache directory of the embedded target.
         say: told one line now and then while something is made.
-        device: where the target runs.
+        devices: where the targets run.
 
     Raises:
         ValueError: a path, a key or a line of data that cannot be used, with the remedy.
     """
     embedded = config.target.path == EMBEDDED and embedded_target(default_cache_dir(environ), on_progress=say)
-    target = load_target(config, str(embedded.directory) if embedded else config.target.path, device)
+    path = str(embedded.directory) if embedded else config.target.path
+    # Loaded once for each: hooks write into a target, so it belongs to one thread.
+    targets = [load_target(config, path, device) for device in devices]
+    target = targets[0]
     geometry = drafter_config(target, config.drafter)
     reader = SampleReader(
         target.tokenizer,
@@ -69,7 +78,7 @@ def prepare(
     else:
         samples, held_out = dataset.split(config.data.num_held_out, config.train.seed)
     return Materials(
-        target=target,
+        targets=targets,
         geometry=geometry,
         samples=samples,
         prompts=[sample.prompt_ids for sample in held_out],

@@ -5,8 +5,10 @@ format and `report.json`. It exists from the moment its settings are known to be
 behind; what is in it is replaced as a whole or not at all.
 """
 
+import dataclasses
 import math
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,13 +21,15 @@ import torch
 from shared.endpoint import runtime_dir
 from trainer.checkpoint import Checkpoint, CheckpointStore, write_atomically
 from trainer.config import TrainerConfig
+from trainer.devices import drafter_devices, num_threads, target_devices
 from trainer.evaluate import evaluate
 from trainer.export import export_drafter
-from trainer.pipeline import Pipeline, device_of, num_threads
+from trainer.pipeline import Pipeline
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
 from trainer.speculate import EvalReport
 from trainer.supervisor import Stop, exit_status, stop_on_signals
+from trainer.world import Rank, World
 
 CONFIG_FILE = "config.json"
 REPORT_FILE = "report.json"
@@ -63,6 +67,7 @@ class RunRequest:
     max_steps: int | None
     environ: Mapping[str, str]
     say: Callable[[str], None]
+    rank: Rank
 
     @property
     def last_step(self) -> int:
@@ -71,7 +76,9 @@ class RunRequest:
 
 
 def run(request: RunRequest, start_s: float) -> tuple[Report | None, int]:
-    """Carry out a run; returns its report, None when a signal ended it early after saving, and the exit status.
+    """Carry out a run; returns its report and the exit status.
+
+    There is no report when a signal ended the run early, after saving, and in all processes but the first.
 
     Args:
         request: what is to be done.
@@ -80,19 +87,37 @@ def run(request: RunRequest, start_s: float) -> tuple[Report | None, int]:
     Raises:
         ValueError: something the user can mend.
     """
+    config = request.config
+    # The main thread's own kernels: a share like any worker's, so that spinning threads never fight for a core.
+    torch.set_num_threads(num_threads(config, request.rank.local_world_size))
+    on_gpu = any(device.type == "cuda" for device in drafter_devices(config))
+    materials = prepare(config, request.environ, request.say, target_devices(config))
+    world = World.join(request.rank, on_gpu=on_gpu)
+    try:
+        # Every process has made a name from its own clock, if none was given.
+        run_config = msgspec.structs.replace(config.run, id=world.from_lead(config.run.id))
+        config = msgspec.structs.replace(config, run=run_config)
+        return _live(dataclasses.replace(request, config=config), materials, world, start_s)
+    finally:
+        world.leave()
+
+
+def _live(request: RunRequest, materials: Materials, world: World, start_s: float) -> tuple[Report | None, int]:
     stop = Stop()
-    pipeline, materials = _build(request, stop)
+    pipeline = _build(request, materials, world, stop)
     exit_code = 1
+    report = None
     try:
         _open(request, pipeline)
         with stop_on_signals(stop, request.say):
             train_seconds = _train(request, pipeline)
-        if stop.signal is not None:
-            exit_code = 128 + stop.signal
-            step = pipeline.drafter_worker.state.step
-            request.say(f"saved at step {step}; continue with --resume --out {request.out_dir}")
+        if stop.signal is not None or pipeline.state.step < request.last_step:
+            # Without a signal here, another process of the run got one.
+            exit_code = 128 + (stop.signal or signal.SIGTERM)
+            request.say(f"saved at step {pipeline.state.step}; continue with --resume --out {request.out_dir}")
             return None, exit_code
-        report = _report(request, pipeline, materials, (start_s, train_seconds))
+        if request.rank.leads:
+            report = _report(request, pipeline, materials, (start_s, train_seconds))
         exit_code = 0
     except KeyboardInterrupt as interrupted:
         exit_code = exit_status(interrupted)
@@ -104,14 +129,9 @@ def run(request: RunRequest, start_s: float) -> tuple[Report | None, int]:
     return report, exit_code
 
 
-def _build(request: RunRequest, stop: Stop) -> tuple[Pipeline, Materials]:
-    """Everything that can fail on a user's mistake, before anything is started or written."""
-    config = request.config
-    # The main thread's own kernels: a share like any worker's, so that spinning threads never fight for a core.
-    torch.set_num_threads(num_threads(config))
-    device_of(config.devices.drafters)
-    materials = prepare(config, request.environ, request.say, device_of(config.devices.targets))
-    store = CheckpointStore(request.out_dir, config.checkpoint.keep)
+def _build(request: RunRequest, materials: Materials, world: World, stop: Stop) -> Pipeline:
+    """Everything that can still fail on a user's mistake, before anything is started or written."""
+    store = CheckpointStore(request.out_dir, request.config.checkpoint.keep)
     resumed = store.load_latest() if request.resume else None
     if resumed is not None:
         check_same_geometry(resumed, materials)
@@ -121,7 +141,9 @@ def _build(request: RunRequest, stop: Stop) -> tuple[Pipeline, Materials]:
                 f"--resume: the run is already at step {resumed.state.step} of {request.last_step}; "
                 "measure it again with dflash-eval, or train on with a larger --max-steps or a new run"
             )
-    return Pipeline(config, materials, store, stop, last_step=request.last_step, resume=resumed), materials
+    return Pipeline(
+        request.config, materials, store, stop=stop, world=world, last_step=request.last_step, resume=resumed
+    )
 
 
 def _open(request: RunRequest, pipeline: Pipeline) -> None:
@@ -130,7 +152,8 @@ def _open(request: RunRequest, pipeline: Pipeline) -> None:
     if telemetry.enabled:
         path = pipeline.start_telemetry(runtime_dir(request.environ))
         request.say(f"telemetry: {path}, every {telemetry.interval_s:g} s")
-    _claim_directory(request)
+    if request.rank.leads:
+        _claim_directory(request)
 
 
 def check_same_geometry(checkpoint: Checkpoint, materials: Materials) -> None:
@@ -152,7 +175,7 @@ def _claim_directory(request: RunRequest) -> None:
 
 def _report(request: RunRequest, pipeline: Pipeline, materials: Materials, timing: tuple[float, float]) -> Report:
     start_s, train_seconds = timing
-    drafter = pipeline.drafter_worker.drafter
+    drafter = pipeline.drafter
     exported = request.out_dir / EXPORT_DIR
     # An earlier session of this run may have ended here already, at fewer steps.
     shutil.rmtree(exported, ignore_errors=True)
@@ -162,7 +185,7 @@ def _report(request: RunRequest, pipeline: Pipeline, materials: Materials, timin
     report = Report(
         run_id=request.config.run.id,
         session=pipeline.session,
-        steps=pipeline.drafter_worker.state.step,
+        steps=pipeline.state.step,
         loss=_finite(latest.loss if latest else None),
         accept_length_simulated=_finite(latest.accept_length_simulated if latest else None),
         accept_length=evaluation.accept_length if evaluation else None,
@@ -181,11 +204,11 @@ def _report(request: RunRequest, pipeline: Pipeline, materials: Materials, timin
 def _train(request: RunRequest, pipeline: Pipeline) -> float:
     """Train to the end or to a stop, with progress; returns the seconds it took."""
     start_s = time.monotonic()
-    progress = Progress(pipeline.drafter_worker.state.step, request.last_step)
+    progress = Progress(pipeline.state.step, request.last_step)
 
     def show(*, force: bool = False) -> None:
         latest = pipeline.mailbox.latest
-        if latest is not None:
+        if latest is not None and request.rank.leads:
             figures = (latest.loss, latest.accept_length_simulated)
             progress.show(latest.step, figures, pipeline.tokens_trained, pipeline.queue.statistics(), force=force)
 
@@ -201,11 +224,11 @@ def _evaluate(request: RunRequest, pipeline: Pipeline, materials: Materials) -> 
     if not request.config.evaluation.num_prompts:
         return None
     request.say(f"evaluating {request.config.evaluation.num_prompts} held-out prompts, with and without the drafter")
-    report = evaluate(pipeline.drafter_worker.drafter, materials, request.config)
+    report = evaluate(pipeline.drafter, materials, request.config)
     if report is not None:
         pipeline.event(
             "evaluation",
-            step=pipeline.drafter_worker.state.step,
+            step=pipeline.state.step,
             accept_length=report.accept_length,
             lossless=report.lossless,
             speedup=report.speedup,

@@ -23,7 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from trainer.anchors import block_masks
 from trainer.drafter import ContextCache, Drafter
-from trainer.loss import HeadScale, head_logits
+from trainer.tiled_head import HeadScale, head_logits
 
 
 @dataclass(frozen=True, kw_only=True)

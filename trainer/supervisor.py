@@ -82,7 +82,7 @@ class Supervisor:
         name_this_thread(name)
         try:
             work()
-        except QueueClosedError:
+        except (QueueClosedError, threading.BrokenBarrierError):
             # Only ever the consequence of another worker's end, which tells its own story.
             return
         except BaseException as error:  # noqa: BLE001 - kept and raised in the main thread

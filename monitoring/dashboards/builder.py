@@ -15,6 +15,8 @@ from monitoring.dashboards.panels import Page, Panel, Threshold, in_full
 DATA_SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 HEIGHT = 8
 STAT_HEIGHT = 4
+ALWAYS_GREEN: tuple[Threshold, ...] = ((None, "green"),)
+"""Where a number says nothing about good and bad; left to itself, Grafana shows all above 80 in red."""
 TAG = "dflash"
 UID = "dflash-{}"
 
@@ -122,8 +124,8 @@ def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | heatmap.Panel:
     height = STAT_HEIGHT if panel.kind == "stat" else HEIGHT
     builder = builder.title(panel.title).description(panel.help).unit(panel.unit).datasource(DATA_SOURCE)
     builder = builder.span(panel.width).height(height)
-    if panel.thresholds:
-        builder = builder.thresholds(_thresholds(panel.thresholds))
+    if panel.thresholds or panel.kind == "stat":
+        builder = builder.thresholds(_thresholds(panel.thresholds or ALWAYS_GREEN))
     if panel.top is not None:
         builder = builder.min(0).max(panel.top)
     for number, (legend, expression) in enumerate(panel.queries):

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from tiny_models import MASK_TOKEN_ID, tiny_config, tiny_drafter
 from torch import Tensor
 
-from trainer.anchors import Anchors, NoValidAnchorsError, block_masks, build_blocks, sample_anchors
+from trainer import anchors as anchors_module
+from trainer.anchors import Anchors, NoValidAnchorsError, block_masks, build_blocks, lay_out, sample_anchors
+from trainer.attention import GroupedView
 from trainer.drafter import DrafterConfig
 
 LOSS_MASKS = st.integers(1, 24).flatmap(
@@ -164,3 +166,56 @@ def test_padding_changes_nothing(layout: str) -> None:
     assert torch.equal(alone.labels[alone.weights > 0], padded.labels[padded.weights > 0])
     assert hidden_padded.isfinite().all()
     torch.testing.assert_close(hidden_padded, hidden_alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["full", "sliding"])
+@pytest.mark.parametrize("group_positions", [1, 8, 1000], ids=["block by block", "two blocks", "all"])
+def test_laid_out_blocks_learn_the_same(layout: str, group_positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups that see only the context they need, blocks give the same states, and parameters the same gradients."""
+    monkeypatch.setattr(anchors_module, "GROUP_POSITIONS", group_positions)
+    config = tiny_config(layout)
+    generator = _generator(3)
+    input_ids = torch.randint(0, 90, (3, 30), generator=generator)
+    target_hidden, embedding = torch.randn(3, 30, 3 * 64, generator=generator), torch.randn(97, 64, generator=generator)
+    loss_mask = torch.tensor([[0] * 12 + [1] * 18, [1] * 30, [0] * 20 + [1] * 5 + [0] * 5])
+    anchors = sample_anchors(loss_mask, 9, generator)
+    plan = lay_out(loss_mask, anchors, config)
+    pull = torch.randn(3, 9 * config.block_size, 64, generator=generator)
+    states, grads = [], []
+
+    for blocks in (
+        build_blocks(input_ids, loss_mask, anchors, config, 4.0),
+        build_blocks(input_ids, loss_mask, anchors, config, 4.0, plan),
+    ):
+        drafter = tiny_drafter(config)
+        hidden = drafter(embedding[blocks.noise_ids], target_hidden, blocks.position_ids, blocks.masks)
+        (hidden * pull).sum().backward()
+        states.append(hidden.detach())
+        grads.append([parameter.grad for parameter in drafter.parameters()])
+
+    assert not anchors.keep.all()
+    assert all(isinstance(mask, GroupedView) for mask in blocks.masks.values())
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=1e-5)
+    for mine, whole in zip(grads[1], grads[0], strict=True):
+        torch.testing.assert_close(mine, whole, rtol=0, atol=1e-5 * float(whole.abs().max()))
+    assert blocks.learned_slots is not None
+    assert blocks.learned_slots.tolist() == blocks.weights.flatten().nonzero()[:, 0].tolist()
+
+
+def test_groups_leave_out_what_nobody_sees() -> None:
+    """Groups of blocks hold the context before their last anchor and, with a window, after its reach; nothing else."""
+    config = tiny_config("sliding", sliding_window=8)
+    positions = torch.tensor([[20, 21, 60, 61], [22, 30, 50, 0]])
+    keep = torch.tensor([[True] * 4, [True] * 3 + [False]])
+    loss_mask = torch.ones(2, 64)
+
+    spans = lay_out(loss_mask, Anchors(positions=positions, keep=keep, num_valid=9, num_used=7), config).spans
+
+    assert [(s.first_context, s.last_context) for s in spans["full_attention"]] == [(0, 61)]
+    assert [(s.first_context, s.last_context) for s in spans["sliding_attention"]] == [(13, 61)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anchors_module, "GROUP_POSITIONS", 8)
+        spans = lay_out(loss_mask, Anchors(positions=positions, keep=keep, num_valid=9, num_used=7), config).spans
+    assert [(s.first_query, s.last_query) for s in spans["full_attention"]] == [(0, 8), (8, 16)]
+    assert [(s.first_context, s.last_context) for s in spans["full_attention"]] == [(0, 30), (0, 61)]
+    assert [(s.first_context, s.last_context) for s in spans["sliding_attention"]] == [(13, 30), (43, 61)]

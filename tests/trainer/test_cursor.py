@@ -1,5 +1,7 @@
 """The position in the data."""
 
+from itertools import islice
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,5 +15,17 @@ def test_cursor_remembers_exactly_what_was_taken(order: list[int], cut: int) -> 
     for index in order[:cut]:
         cursor = cursor.take(index)
 
-    assert list(cursor.remaining(12)) == sorted(order[cut:])
+    assert list(islice(cursor.remaining(), 12 - cut)) == sorted(order[cut:])
     assert cursor.num_taken == cut
+
+
+@given(order=st.permutations(range(12)), cut=st.integers(0, 12), num_ranks=st.integers(1, 4))
+def test_processes_share_what_remains(order: list[int], cut: int, num_ranks: int) -> None:
+    """Each remaining batch falls to exactly one process, and to the same one whatever was taken before."""
+    cursor = Cursor()
+    for index in order[:cut]:
+        cursor = cursor.take(index)
+    shares = [list(islice(cursor.remaining(rank, num_ranks), 12)) for rank in range(num_ranks)]
+
+    assert sorted(index for share in shares for index in share if index < 12) == sorted(order[cut:])
+    assert all(index % num_ranks == rank for rank, share in enumerate(shares) for index in share)

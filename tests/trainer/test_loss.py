@@ -1,5 +1,7 @@
 """The chunked loss against plain full-logits cross entropy, and the counts against loops."""
 
+import math
+
 import pytest
 import torch
 from tiny_models import VOCAB_SIZE, tiny_config
@@ -7,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
 from trainer.drafter import DrafterConfig
-from trainer.loss import DrafterLoss, drafter_loss
+from trainer.loss import DrafterLoss, LossOptions, Objective, drafter_loss, loss_denominator
+from trainer.tiled_head import Tile
 
 NUM_SAMPLES, NUM_BLOCKS, HIDDEN_SIZE = 2, 5, 64
 
@@ -32,19 +35,19 @@ def _plain(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor,
     return (losses * weights.flatten()).sum()
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 4 * VOCAB_SIZE * 7, 2**20], ids=["one row", "seven rows", "all rows"])
+@pytest.mark.parametrize("tile", [Tile(1, 1), Tile(7, 10), Tile(2**20, 2**20)], ids=["one logit", "some", "all"])
 @pytest.mark.parametrize(
     "changes",
     [{}, {"output_multiplier": 0.25}, {"final_logit_softcapping": 5.0, "output_multiplier": 2.0}],
     ids=["plain", "multiplier", "softcap"],
 )
-def test_loss_and_gradient_equal_full_logits(changes: dict[str, object], chunk_bytes: int) -> None:
-    """Whatever the chunk, the loss and the gradient of the hidden states are those of plain cross entropy."""
+def test_loss_and_gradient_equal_full_logits(changes: dict[str, object], tile: Tile) -> None:
+    """Whatever the tile, the loss and the gradient of the hidden states are those of plain cross entropy."""
     config = tiny_config(**changes)  # type: ignore[arg-type]
     hidden, head_weight, labels, weights = _inputs(config)
     twin = hidden.detach().clone().requires_grad_()
 
-    loss = drafter_loss(hidden, head_weight, labels, weights, config, chunk_bytes)
+    loss = drafter_loss(hidden, head_weight, labels, weights, config, LossOptions(tile=tile))
     (loss.numerator / 7.0).backward()
     plain = _plain(twin, head_weight, labels, weights, config)
     (plain / 7.0).backward()
@@ -133,3 +136,49 @@ def test_split_batches_add_up() -> None:
         (half.numerator / denominator).backward()
 
     torch.testing.assert_close(twin.grad, hidden.grad, rtol=0, atol=1e-7)
+
+
+def test_slots_that_teach_nothing_may_be_left_out() -> None:
+    """Given only the slots with a weight, in any order, every sum and the gradient are what they are without."""
+    config = tiny_config()
+    hidden, head_weight, labels, weights = _inputs(config)
+    twin = hidden.detach().clone().requires_grad_()
+    slots = weights.flatten().nonzero()[:, 0].flip(0)
+
+    some = drafter_loss(hidden, head_weight, labels, weights, config, LossOptions(slots=slots))
+    every = drafter_loss(twin, head_weight, labels, weights, config)
+    some.numerator.backward()
+    every.numerator.backward()
+
+    assert slots.numel() < 0.8 * weights.numel()
+    torch.testing.assert_close(some.numerator, every.numerator, rtol=1e-6, atol=0)
+    torch.testing.assert_close(hidden.grad, twin.grad, rtol=0, atol=1e-6)
+    for name in ("denominator", "num_correct", "num_predicted", "accept_length_sum", "num_complete_blocks"):
+        assert torch.equal(getattr(some, name), getattr(every, name)), name
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_dpace_weighs_by_what_a_slot_adds(alpha: float) -> None:
+    """D-PACE equals its definition written as loops, over sequences, with weights that carry no gradient."""
+    config = tiny_config()
+    hidden, head_weight, labels, weights = _inputs(config)
+    twin = hidden.detach().clone().requires_grad_()
+    objective = Objective("dpace", alpha)
+
+    loss = drafter_loss(hidden, head_weight, labels, weights, config, LossOptions(objective=objective))
+    (loss.numerator / loss.denominator).backward()
+
+    surprise = -F.linear(twin, head_weight).log_softmax(-1).view(*labels.shape, -1).gather(3, labels[..., None])[..., 0]
+    expected = torch.zeros(())
+    for sample in range(NUM_SAMPLES):
+        for block in range(NUM_BLOCKS):
+            slots = [k for k in range(config.block_size) if weights[sample, block, k] > 0]
+            confidence = {k: (1 - alpha) * surprise[sample, block, k].neg().exp().item() + alpha for k in slots}
+            for j in slots:
+                reached = [math.prod(confidence[i] for i in slots if i <= m) for m in slots if m >= j]
+                expected = expected + sum(reached) * surprise[sample, block, j]
+    (expected / NUM_SAMPLES).backward()
+
+    assert loss.denominator.item() == NUM_SAMPLES == loss_denominator(weights, objective).item()
+    torch.testing.assert_close(loss.numerator, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(hidden.grad, twin.grad, rtol=0, atol=1e-5)

@@ -244,6 +244,7 @@ def test_second_trainer_on_one_endpoint_is_refused(
         (["--set=target.layer_ids=[0, 9]"], "cannot tap layer 9 of a target with 4 layers; choose from 0 to 2"),
         (["--set=drafter.mask_token_id=9999"], "drafter.mask_token_id 9999 is outside the target's vocabulary"),
         (["--set=queue.hs_min_ready=9"], "queue.hs_min_ready=9 exceeds queue.max_items=4"),
+        (["--set=queue.max_bytes=9"], "queue.max_bytes=9 holds 0 batches of up to"),
         (["--set=devices.drafters=[7]"], "there is no CUDA device 7"),
         (["--resume"], "no such file or directory; --resume needs a run directory"),
     ],

@@ -1,0 +1,1 @@
+"""One drafter step - forward, loss, backward, optimizer - of ours and of other trainers, on equal terms."""
