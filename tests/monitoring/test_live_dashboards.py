@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from monitoring_queries import committed_queries, queries_of
+from monitoring_queries import MONITORING, committed_queries, queries_of
 from nvml_machine import machine_of
-from prometheus_server import PrometheusServer, prometheus_scraping
+from prometheus_server import PrometheusServer, prometheus_configured
 from sidecar_process import Place, wait_for
 from training_run import trainer_arguments
 
@@ -55,7 +56,12 @@ def prometheus(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     place.popen(*trainer_arguments(small_target, path / "run", checkpoint__every_steps=20))
     sidecar = place.sidecar("--set=collectors.interval_s=0.5", "--set=interval_s=0.5")
     try:
-        with prometheus_scraping(int(sidecar.url.rsplit(":", 1)[1]), path) as server:
+        targets = [{"targets": [sidecar.url.removeprefix("http://")]}]
+        config = {
+            "scrape_configs": [{"job_name": "dflash", "static_configs": targets}],
+            "rule_files": [str(MONITORING / "prometheus" / "rules" / "*.yml")],
+        }
+        with prometheus_configured(config, path) as server:
             ready = "increase(dflash_steps_total[15s]) > 20 and on () dflash_tokens_per_joule > 0"
             wait_for(lambda: bool(server.values(ready)), "training", timeout_s=90)
             machine.raise_xid(1, 31)
@@ -81,6 +87,19 @@ def test_panels_of_definitions_return_data(prometheus: PrometheusServer, place: 
 
     assert [panel["title"] for panel in document["panels"]] == names
     assert empty == ["dflash_cuda_allocator_fragmentation_ratio"]
+
+
+def test_rules_are_evaluated_without_an_error(prometheus: PrometheusServer) -> None:
+    """No shipped rule fails on the series of a real run, what can be recorded is, and no alert fires."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{prometheus.port}/api/v1/rules") as response:
+        groups = json.load(response)["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+
+    assert len(rules) > 30
+    assert [(rule["name"], rule["lastError"]) for rule in rules if rule["health"] != "ok"] == []
+    recorded = [rule["name"] for rule in rules if rule["type"] == "recording"]
+    assert [name for name in recorded if not prometheus.values(name)] == []
+    assert prometheus.values('ALERTS{alertstate="firing"}') == []
 
 
 def test_list_of_empty_queries_is_current() -> None:
