@@ -27,8 +27,8 @@ test: $(VENV)/.dev ## Run the test suite without its long tests
 test-slow: $(VENV)/.dev ## Run the long tests: storms of 200 kills and the like
 	$(BIN)/python -m pytest -m slow $(JOBS) $(ARGS)
 
-gpu-check: $(VENV)/.dev ## Run the tests that need a GPU
-	$(BIN)/python -m pytest -m gpu -rA $(ARGS)
+gpu-check: $(VENV)/.dev ## Check a machine with an NVIDIA GPU in four minutes (docs/gpu-check.md)
+	$(BIN)/python -m bench.gpu_check $(ARGS)
 
 fuzz: $(VENV)/.fuzz ## Fuzz the wire for five minutes; ARGS= are options of libFuzzer
 	PYTHONPATH=.:tests $(BIN)/python tests/fuzz/fuzz_frames.py -max_total_time=300 $(ARGS)

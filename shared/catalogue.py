@@ -41,8 +41,21 @@ TRAINER_FAMILIES = (
     Family("dflash_cuda_allocator_reserved_bytes", "gauge", "Bytes the caching allocator holds.", ("device",)),
     Family("dflash_cuda_allocator_active_bytes", "gauge", "Bytes in active allocator blocks.", ("device",)),
     Family("dflash_cuda_allocator_inactive_split_bytes", "gauge", "Bytes lost to fragmentation.", ("device",)),
+    *(
+        Family(
+            f"dflash_cuda_allocator_{size}_peak_bytes",
+            "gauge",
+            f"Largest {size.replace('_', ' ')} bytes since the reading before.",
+            ("device",),
+        )
+        for size in ("allocated", "reserved", "active", "inactive_split")
+    ),
     Family("dflash_cuda_allocator_alloc_retries_total", "counter", "Allocations retried after a flush.", ("device",)),
     Family("dflash_cuda_allocator_ooms_total", "counter", "Out-of-memory errors of the allocator.", ("device",)),
+    Family(
+        "dflash_cuda_allocator_device_allocs_total", "counter", "Times the driver was asked for memory.", ("device",)
+    ),
+    Family("dflash_cuda_allocator_device_frees_total", "counter", "Times memory went back to the driver.", ("device",)),
     Family("dflash_telemetry_ring_records", "gauge", "Records the trainer can still replay."),
     Family("dflash_telemetry_ring_bytes", "gauge", "Bytes of records the trainer can still replay."),
     Family("dflash_telemetry_dropped_steps_total", "counter", "Steps that were not published: nobody collected them."),

@@ -1,10 +1,15 @@
 """Fixtures for every test."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+if not Path("/dev/nvidiactl").exists():
+    # Kernels are interpreted then, which Triton decides when it is first imported, and torch may do that at any time.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

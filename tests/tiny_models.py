@@ -6,12 +6,13 @@ import dflash.model
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from trainer.anchors import build_blocks, sample_anchors
-from trainer.drafter import Drafter, DrafterConfig, LayerType
+from trainer.drafter import Drafter
+from trainer.drafter_config import DrafterConfig, LayerType
 from trainer.loss import DrafterLoss, drafter_loss
-from trainer.speculate import greedy
+from trainer.speculate import plain
 
 # At this size a second thread only makes the first one wait.
 torch.set_num_threads(1)
@@ -22,6 +23,8 @@ LAYOUTS: dict[str, tuple[LayerType, ...]] = {
     "full": ("full_attention",) * 3,
     "sliding": ("sliding_attention", "sliding_attention", "full_attention"),
 }
+SECOND = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6}
+"""What makes a configuration one of DFlash 2."""
 
 
 def tiny_config(layout: str = "full", **changes: object) -> DrafterConfig:
@@ -54,8 +57,13 @@ def _scaled(model: torch.nn.Module, factor: float) -> None:
 
 
 def tiny_drafter(config: DrafterConfig, weight_factor: float = 5.0) -> Drafter:
-    """Seeded; weights are scaled up so that attention is far from uniform."""
-    drafter = Drafter(config, torch.Generator().manual_seed(1))
+    """Seeded; weights are scaled up so that attention is far from uniform, and what starts at zero is drawn."""
+    generator = torch.Generator().manual_seed(1)
+    drafter = Drafter(config, generator)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if name.endswith(("base_kernel", "kernel_projection.weight", "codebook")):
+                parameter.add_(torch.empty_like(parameter).normal_(std=0.05, generator=generator))
     _scaled(drafter, weight_factor)
     return drafter.eval()
 
@@ -106,16 +114,20 @@ def reference_drafter(drafter: Drafter) -> dflash.model.DFlashDraftModel:
             "input_embedding_scale": config.input_embedding_scale,
             "output_multiplier": config.output_multiplier,
             "final_logit_softcapping": config.final_logit_softcapping,
+            **{name: getattr(config, name) for name in SECOND},
         },
         **({} if config.is_causal is None else {"is_causal": config.is_causal}),
     )
-    model = dflash.model.DFlashDraftModel(reference_config).eval()
-    model.load_state_dict(drafter.state_dict(), strict=True)
+    kind = dflash.model.DFlashDraftModel if config.selector_rank is None else dflash.model.DFlash2DraftModel
+    model = kind(reference_config).eval()
+    # Its codebooks are embedding modules; published files, and we, name the bare tensors.
+    named = {f"{name}.weight" if name.endswith("codebook") else name: t for name, t in drafter.state_dict().items()}
+    model.load_state_dict(named, strict=True)
     return model
 
 
 @torch.no_grad()
-def tapped(target: Qwen3ForCausalLM, input_ids: Tensor, config: DrafterConfig) -> Tensor:
+def tapped(target: PreTrainedModel, input_ids: Tensor, config: DrafterConfig) -> Tensor:
     """What a trainer taps from the target: [B, S, L*H]."""
     states = target(input_ids, output_hidden_states=True, use_cache=False).hidden_states
     return torch.cat([states[i + 1] for i in config.target_layer_ids], dim=-1)
@@ -130,13 +142,14 @@ def random_prompts(count: int, seed: int, length: int = 11) -> list[list[int]]:
 
 
 def overfit(
-    target: Qwen3ForCausalLM, prompts: list[list[int]], config: DrafterConfig, num_steps: int
+    target: PreTrainedModel, prompts: list[list[int]], config: DrafterConfig, num_steps: int
 ) -> tuple[Drafter, DrafterLoss]:
     """Train a fresh drafter on the target's own 60-token answers; return it and the last step's loss."""
-    texts = torch.tensor([prompt + greedy(target, prompt, 60).output_ids for prompt in prompts])
+    texts = torch.tensor([prompt + plain(target, prompt, 60).output_ids for prompt in prompts])
     loss_mask = torch.ones_like(texts)
     loss_mask[:, : len(prompts[0])] = 0
-    target_hidden = tapped(target, texts, config)
+    target_hidden = tapped(target, texts, config).float()
+    embedding, head = target.get_input_embeddings().weight.float(), target.get_output_embeddings().weight.float()
     drafter = Drafter(config, torch.Generator().manual_seed(5))
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -145,9 +158,9 @@ def overfit(
     generator = torch.Generator().manual_seed(6)
     for _ in range(num_steps):
         blocks = build_blocks(texts, loss_mask, sample_anchors(loss_mask, 16, generator), config, decay_gamma=4.0)
-        noise_embedding = F.embedding(blocks.noise_ids, target.get_input_embeddings().weight)
+        noise_embedding = F.embedding(blocks.noise_ids, embedding)
         hidden = drafter(noise_embedding, target_hidden, blocks.position_ids, blocks.masks)
-        loss = drafter_loss(hidden, target.lm_head.weight, blocks.labels, blocks.weights, config)
+        loss = drafter_loss(hidden, head, blocks.labels, blocks.weights, config)
         optimizer.zero_grad()
         (loss.numerator / loss.denominator).backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)

@@ -4,7 +4,15 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -82,3 +90,37 @@ def tiny_model(num_layers: int = 4, *, tied: bool = True, vocab_size: int = 320)
                 if parameter.ndim == 2:
                     parameter.mul_(10)
     return model.eval()
+
+
+def tiny_of(model_type: str, **changes: object) -> PreTrainedModel:
+    """Return a random eight-layer target of 97 tokens of any architecture, for the drafters of `tiny_models`.
+
+    Args:
+        model_type: As transformers names it; one with a vision tower becomes the whole multimodal model.
+        changes: Fields of its text configuration.
+    """
+    text: dict[str, object] = {
+        "vocab_size": 97, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+        "bos_token_id": None, "eos_token_id": 0, "pad_token_id": None,
+        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "decoder_sparse_step": 1,
+        "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1,
+    }  # fmt: skip
+    text |= changes
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    multimodal = model_type in {"qwen3_5", "qwen3_5_moe"}
+    config = (
+        AutoConfig.for_model(model_type, text_config=text, vision_config=vision)
+        if multimodal
+        else AutoConfig.for_model(model_type, **text)
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = (AutoModelForImageTextToText if multimodal else AutoModelForCausalLM).from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(3.0)
+    return model.eval().requires_grad_(False)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from trainer.attention import GROUP_POSITIONS, GroupedView, Span, View
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 from trainer.flex_masks import flex_mask
 
 AttentionName = Literal["masked", "groups", "flex"]

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -21,6 +21,10 @@ from trainer.supervisor import exit_status, interrupt
 
 DEFAULT_PRESET = "embedded"
 EXIT_USER_ERROR = 2
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Names of the same setting of torch, which warns of the older one."""
+ALLOCATOR_SETTING = "expandable_segments:True"
+"""Sequences of many lengths would leave holes that nothing fits into."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     # Outside of training, where both mean "save and leave", SIGTERM ends the command the way Ctrl-C does.
     previous = signal.signal(signal.SIGTERM, interrupt)
+    prepare_allocator(os.environ)
     try:
         command: Callable[[argparse.Namespace, float], int] = arguments.command
         return command(arguments, start_s)
@@ -42,6 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_status(interrupted)
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def prepare_allocator(environ: MutableMapping[str, str]) -> None:
+    """Choose how CUDA's allocator grows unless the user did; only before torch is loaded, which looks once."""
+    if not any(name in environ for name in ALLOCATOR_VARIABLES):
+        environ[ALLOCATOR_VARIABLES[0]] = ALLOCATOR_SETTING
 
 
 def _train(arguments: argparse.Namespace, start_s: float) -> int:

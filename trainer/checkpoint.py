@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.cursor import Cursor
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 
 WEIGHTS_FILE = "drafter.safetensors"
 GEOMETRY_FILE = "drafter_config.json"
@@ -81,7 +81,8 @@ class CheckpointStore:
             return Checkpoint(
                 weights=load_file(path / WEIGHTS_FILE),
                 geometry=msgspec.json.decode((path / GEOMETRY_FILE).read_bytes(), type=DrafterConfig),
-                optimizer=torch.load(path / OPTIMIZER_FILE, weights_only=True),
+                # Onto the host: a run may be resumed where its GPU does not exist, and the optimizer moves it anyway.
+                optimizer=torch.load(path / OPTIMIZER_FILE, weights_only=True, map_location="cpu"),
                 state=msgspec.json.decode((path / STATE_FILE).read_bytes(), type=TrainState),
             )
         except FileNotFoundError as error:

@@ -159,6 +159,9 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     enabled: Annotated[bool, Meta(description="publish counters for a sidecar")] = True
     interval_s: Annotated[float, Meta(gt=0, le=3600, description="seconds between snapshots")] = 1.0
+    allocator_interval_s: Annotated[
+        float, Meta(gt=0, le=3600, description="seconds between readings of a GPU's allocator")
+    ] = 5.0
     ring_bytes: Annotated[int, Meta(ge=4096, description="history kept for a sidecar that comes back")] = 64 * 1024**2
     linger_s: Annotated[float, Meta(ge=0, description="longest wait at the end for a sidecar that restarts")] = 5.0
     endpoint: Annotated[

@@ -8,6 +8,7 @@ import torch
 
 from shared.wire import Device
 from trainer.config import TrainerConfig
+from trainer.gpu_identity import uuid_of
 
 
 def target_devices(config: TrainerConfig) -> list[torch.device]:
@@ -22,7 +23,10 @@ def drafter_devices(config: TrainerConfig) -> list[torch.device]:
 
 def topology(role: Literal["target", "drafter"], devices: Sequence[torch.device]) -> tuple[Device, ...]:
     """What the hello says about the workers of a role."""
-    return tuple(Device(role, str(number), str(device), _uuid(device)) for number, device in enumerate(devices))
+    return tuple(
+        Device(role, str(number), str(device), uuid_of(device, torch.cuda, os.environ))
+        for number, device in enumerate(devices)
+    )
 
 
 def num_threads(config: TrainerConfig, local_world_size: int = 1) -> int:
@@ -40,7 +44,3 @@ def _device(key: str, name: int | str) -> torch.device:
             f'{key}: there is no CUDA device {index} ({torch.cuda.device_count()} found); "cpu" is the CPU'
         )
     return torch.device("cuda", index)
-
-
-def _uuid(device: torch.device) -> str:
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""

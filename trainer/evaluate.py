@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import torch
 
+from trainer.acceptance import EvalReport, evaluate_drafter
 from trainer.config import TrainerConfig, load_config
 from trainer.drafter import Drafter
 from trainer.export import load_checkpoint
 from trainer.prepare import Materials, prepare
-from trainer.speculate import EvalReport, evaluate_drafter
 
 EXIT_USER_ERROR = 2
 

@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer.drafter import Drafter, DrafterConfig
+from trainer.drafter import Drafter
+from trainer.drafter_config import DrafterConfig
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 CHECKPOINT_WEIGHTS_FILE, CHECKPOINT_CONFIG_FILE = "drafter.safetensors", "drafter_config.json"

@@ -6,7 +6,7 @@ The rule is that of `trainer.anchors.block_masks`; nothing as large as all pairs
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 
 
 def flex_mask(positions: Tensor, keep: Tensor, num_context: int, layer_type: str, config: DrafterConfig) -> BlockMask:

@@ -1,7 +1,7 @@
 """The drafter's geometry, from the target's and the few sizes a user may set."""
 
 from trainer.config import DrafterSettings, TargetConfig
-from trainer.drafter import DrafterConfig, LayerType, build_target_layer_ids
+from trainer.drafter_config import DrafterConfig, LayerType, build_target_layer_ids
 from trainer.target import Target
 
 FULL_ATTENTION: LayerType = "full_attention"

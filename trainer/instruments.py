@@ -1,10 +1,11 @@
 """How a worker reports: phase timers, counters and a mailbox for what only the device knows yet.
 
 Nothing here waits for a device. On a CPU a phase is the difference of two clock readings. On CUDA a phase is a pair of
-timing events, and the scalars of a step are copied into pinned memory behind an event; the telemetry thread reads both
-once they have landed, so the step path never asks for a value. The same calls serve both.
+timing events, and the scalars of a step are copied into a ring of pinned memory behind an event; the telemetry thread
+reads both once they have landed, so the step path never asks for a value. The same calls serve both.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -22,13 +23,22 @@ MAILBOX_STEPS = 100_000
 
 
 def own_thread(device: torch.device, num_threads: int) -> None:
-    """Prepare the calling thread for a device: events are recorded on a thread's current GPU, not on a tensor's.
+    """Prepare the calling thread for a device.
 
     Args:
         device: what the thread works on.
         num_threads: of CPU kernels called from it.
     """
     torch.set_num_threads(num_threads)
+    own_gpu(device)
+
+
+def own_gpu(device: torch.device) -> None:
+    """Make a GPU the calling thread's current one; does nothing on a CPU.
+
+    Events are recorded on the current GPU, not on that of a tensor. And whoever asks CUDA anything with another GPU
+    current, be it after an event, opens a context there: half a gigabyte on a GPU that may be somebody else's.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -82,8 +92,12 @@ class PhaseTimers:
 
     def collect(self) -> None:
         """Add up device phases that have finished; the telemetry thread calls it and owns those cells."""
-        while self._pending and _has_landed(self._pending[0][2]):
-            name, start, end = self._pending.popleft()
+        while self._pending:
+            # Taken out first: a full deque may lose its head to the worker at any moment.
+            name, start, end = phase = self._pending.popleft()
+            if not _has_landed(end):
+                self._pending.appendleft(phase)
+                return
             self._seconds[name].add(start.elapsed_time(end) / 1000)
 
 
@@ -102,6 +116,9 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
 class StepMailbox:
     """Steps on their way from the drafter worker, which posts, to the one thread that collects.
 
+    Their scalars are copied into a ring that is made once: pinning memory anew for a step may wait for the GPU. It has
+    a row more than steps can wait, because the collector may still be reading one that is no longer waiting.
+
     Args:
         skipped: counts steps whose gradient was not finite, which the optimizer left out.
         dropped: counts steps that fell out because nobody collected them.
@@ -110,6 +127,8 @@ class StepMailbox:
     def __init__(self, skipped: Counter, dropped: Counter) -> None:
         self._dropped = dropped
         self._pending: deque[tuple[StepFacts, Tensor, torch.cuda.Event | None]] = deque(maxlen=MAILBOX_STEPS)
+        self._ring: Tensor | None = None
+        self._num_posted = 0
         self._skipped = skipped
         self.latest: Step | None = None
         """The newest step that has been collected."""
@@ -128,24 +147,27 @@ class StepMailbox:
         """
         if len(self._pending) == MAILBOX_STEPS:
             self._dropped.add()
-        if scalars.device.type != "cuda":
-            self._pending.append((facts, scalars, None))
-            return
-        landed = torch.empty(scalars.shape, dtype=scalars.dtype, pin_memory=True)
-        landed.copy_(scalars, non_blocking=True)
-        event = _cuda_event()
-        event.record()
-        self._pending.append((facts, landed, event))
+        on_gpu = scalars.device.type == "cuda"
+        if self._ring is None:
+            self._ring = torch.empty(MAILBOX_STEPS + 1, len(scalars), dtype=scalars.dtype, pin_memory=on_gpu)
+        row = self._ring[self._num_posted % len(self._ring)]
+        self._num_posted += 1
+        row.copy_(scalars, non_blocking=True)
+        event = _cuda_event() if on_gpu else None
+        if event is not None:
+            event.record()
+        self._pending.append((facts, row, event))
 
     def collect(self) -> Iterator[Step]:
         """Yield the steps whose scalars have landed, in order. One thread only."""
         while self._pending:
-            facts, scalars, event = self._pending[0]
+            # Taken out first: a full deque may lose its head to the worker at any moment.
+            facts, scalars, event = waiting = self._pending.popleft()
             if event is not None and not _has_landed(event):
+                self._pending.appendleft(waiting)
                 return
-            self._pending.popleft()
             loss, grad_norm, accept_length, *accuracy = scalars.tolist()
-            if not torch.isfinite(scalars[1]):
+            if not math.isfinite(grad_norm):
                 self._skipped.add()
             self.latest = Step(
                 session="",
@@ -170,4 +192,8 @@ def _cuda_event(*, timing: bool = False) -> torch.cuda.Event:
 
 
 def _has_landed(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    try:
+        return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    except RuntimeError:
+        # After a fault every call for the GPU fails. The worker reports it; this thread has to live to tell of it.
+        return False

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 from trainer.tiled_head import HeadScale, Tile, cross_entropy
 
 ObjectiveName = Literal["decay", "dpace"]

@@ -22,6 +22,7 @@ from shared.endpoint import EndpointClaim, socket_path
 from shared.publisher import Identity, Publisher
 from shared.redaction import without_secrets
 from shared.wire import Scalar, Step
+from trainer.allocator_metrics import AllocatorMetrics
 from trainer.audit import AuditTrail
 from trainer.checkpoint import Checkpoint, CheckpointStore, TrainState
 from trainer.config import TrainerConfig
@@ -29,9 +30,9 @@ from trainer.devices import drafter_devices, num_threads, topology
 from trainer.drafter import Drafter
 from trainer.drafter_worker import TORCH_DTYPES, Borrowed, DrafterWorker, StepPlan
 from trainer.feed import Feed
-from trainer.instruments import StepMailbox
+from trainer.instruments import StepMailbox, own_gpu
 from trainer.prepare import Materials
-from trainer.pulled_metrics import AllocatorMetrics, QueueMetrics, RingMetrics
+from trainer.pulled_metrics import QueueMetrics, RingMetrics
 from trainer.reduce import Reduction
 from trainer.step_report import StepReport
 from trainer.supervisor import Stop, Supervisor
@@ -92,11 +93,13 @@ class Pipeline:
                 worker.restore(resume)
         self._target_workers = self._make_target_workers()
         self._timers = [w.timers for w in self._target_workers] + [w.timers for w in self.drafter_workers]
-        self._pulled = (
-            QueueMetrics(self._cells, "hidden", self.queue.statistics),
-            AllocatorMetrics(self._cells, {*self._target_devices, *self._drafter_devices}),
+        self._queue_metrics = QueueMetrics(self._cells, "hidden", self.queue.statistics)
+        devices = {*self._target_devices, *self._drafter_devices}
+        self._allocator_metrics = AllocatorMetrics(
+            self._cells, devices, torch.cuda, config.telemetry.allocator_interval_s
         )
         self._ring_metrics = RingMetrics(self._cells)
+        self._telemetry_owns_gpu = False
 
     def start_telemetry(self, directory: Path) -> Path | str:
         """Claim the endpoint and start publishing; raises EndpointError or CurveError when it is taken or cannot be."""
@@ -154,6 +157,7 @@ class Pipeline:
 
     def close(self, exit_code: int) -> None:
         """Say goodbye and give the endpoint back."""
+        self._allocator_metrics.expire()
         if self.publisher is not None:
             self.publisher.close(exit_code)
         self._cleanup.close()
@@ -243,8 +247,11 @@ class Pipeline:
         self.event("checkpoint", step=checkpoint.state.step, path=str(path))
 
     def _pull(self) -> None:
-        for pulled in self._pulled:
-            pulled.pull()
+        if not self._telemetry_owns_gpu:  # once: after a fault of the GPU it would raise
+            own_gpu(self._drafter_devices[0])
+            self._telemetry_owns_gpu = True
+        self._queue_metrics.pull()
+        self._allocator_metrics.pull()
         for timers in self._timers:
             timers.collect()
         assert self.publisher is not None

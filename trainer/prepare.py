@@ -9,7 +9,7 @@ import torch
 
 from trainer.config import TrainerConfig
 from trainer.data import Sample, SampleReader
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 from trainer.drafter_worker import TORCH_DTYPES
 from trainer.embedded_target import default_cache_dir, embedded_target
 from trainer.geometry import drafter_config, layer_ids

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 
 from shared.endpoint import runtime_dir
+from trainer.acceptance import EvalReport
 from trainer.checkpoint import Checkpoint, CheckpointStore, write_atomically
 from trainer.config import TrainerConfig
 from trainer.devices import drafter_devices, num_threads, target_devices
 from trainer.evaluate import evaluate
 from trainer.export import export_drafter
+from trainer.instruments import own_thread
 from trainer.pipeline import Pipeline
 from trainer.prepare import Materials, prepare
 from trainer.progress import Progress
-from trainer.speculate import EvalReport
 from trainer.supervisor import Stop, exit_status, stop_on_signals
 from trainer.world import Rank, World
 
@@ -89,8 +89,9 @@ def run(request: RunRequest, start_s: float) -> tuple[Report | None, int]:
     """
     config = request.config
     # The main thread's own kernels: a share like any worker's, so that spinning threads never fight for a core.
-    torch.set_num_threads(num_threads(config, request.rank.local_world_size))
-    on_gpu = any(device.type == "cuda" for device in drafter_devices(config))
+    drafters = drafter_devices(config)
+    own_thread(drafters[0], num_threads(config, request.rank.local_world_size))
+    on_gpu = any(device.type == "cuda" for device in drafters)
     materials = prepare(config, request.environ, request.say, target_devices(config))
     world = World.join(request.rank, on_gpu=on_gpu)
     try:

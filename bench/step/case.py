@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.anchors import Anchors, sample_anchors
-from trainer.drafter import Drafter, DrafterConfig
+from trainer.drafter import Drafter
+from trainer.drafter_config import DrafterConfig
 
 NUM_SEQUENCES, NUM_TOKENS, NUM_PROMPT_TOKENS, NUM_ANCHORS = 4, 200, 40, 24
 BLOCK_SIZE, GAMMA, GRAD_CLIP = 8, 4.0, 1.0

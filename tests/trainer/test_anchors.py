@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer import anchors as anchors_module
 from trainer.anchors import Anchors, NoValidAnchorsError, block_masks, build_blocks, lay_out, sample_anchors
 from trainer.attention import GroupedView
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 
 LOSS_MASKS = st.integers(1, 24).flatmap(
     lambda length: st.lists(st.lists(st.integers(0, 1), min_size=length, max_size=length), min_size=1, max_size=3)

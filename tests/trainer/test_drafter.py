@@ -4,11 +4,12 @@ import dflash.model
 import msgspec
 import pytest
 import torch
-from tiny_models import VOCAB_SIZE, reference_drafter, tapped, tiny_config, tiny_drafter, tiny_target
+from tiny_models import SECOND, VOCAB_SIZE, reference_drafter, tapped, tiny_config, tiny_drafter, tiny_target
 from torch import Tensor
 
 from trainer.anchors import Anchors, BlockBatch, block_masks, build_blocks
-from trainer.drafter import ContextCache, Drafter, DrafterConfig, Rotary, build_target_layer_ids
+from trainer.drafter import ContextCache, Drafter, Rotary
+from trainer.drafter_config import DrafterConfig, build_target_layer_ids
 
 ANCHORS = [0, 3, 9, 10, 33, 38]
 
@@ -18,6 +19,8 @@ VARIANTS = [
     pytest.param({"layout": "sliding", "is_causal": True}, id="all causal"),
     pytest.param({"layout": "sliding", "is_causal": False}, id="none causal"),
     pytest.param({"layout": "sliding", "is_causal": False, "sliding_window": 2}, id="window within the block"),
+    pytest.param({"layout": "sliding", **SECOND}, id="DFlash 2"),
+    pytest.param({"layout": "full", **SECOND, "conv_kernel_size": 3, "conv_group_size": 8}, id="wide convolution"),
     pytest.param({"layout": "full", "rope_theta": 10_000.0, "rms_norm_eps": 1e-3}, id="other theta and eps"),
 ]
 
@@ -55,11 +58,26 @@ def test_packed_forward_equals_one_reference_call_per_anchor(changes: dict[str, 
         torch.testing.assert_close(packed[:, block], alone, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["full", "sliding"])
+def test_second_kind_starts_as_the_first() -> None:
+    """Fresh convolutions are the identity, a fresh selector prefers nothing: DFlash 2 starts where DFlash does."""
+    plain, second = Drafter(tiny_config()), Drafter(tiny_config(**SECOND))
+    faults = second.load_state_dict(plain.state_dict(), strict=False)
+    target_hidden, noise_embedding, blocks = _packed(plain.config)
+    inputs = (noise_embedding, target_hidden, blocks.position_ids, blocks.masks)
+    hidden = second(*inputs)
+
+    assert not faults.unexpected_keys
+    assert torch.equal(hidden, plain(*inputs))
+    assert second.candidate_selector is not None
+    own, tokens = torch.rand(1, 6), torch.arange(6)[None]
+    assert torch.equal(second.candidate_selector.scores(hidden[0, :1], torch.tensor([3]), own, tokens), own)
+
+
+@pytest.mark.parametrize("changes", [{"layout": "full"}, {"layout": "sliding"}, SECOND])
 @torch.no_grad()
-def test_drafting_with_a_cache_equals_drafting_without(layout: str) -> None:
+def test_drafting_with_a_cache_equals_drafting_without(changes: dict[str, object]) -> None:
     """Feeding the context in pieces through the cache gives the same block as feeding all of it at once."""
-    config = tiny_config(layout)
+    config = tiny_config(**changes)  # type: ignore[arg-type]
     drafter = tiny_drafter(config)
     target_hidden, noise_embedding, _ = _packed(config)
     block = noise_embedding[:, : config.block_size]
@@ -152,6 +170,9 @@ def test_too_few_target_layers(num_layers: int, num_taps: int) -> None:
         ({"layout": "sliding", "sliding_window": None}, "sliding_window=None must be positive"),
         ({"final_logit_softcapping": 0.0}, "final_logit_softcapping=0.0 must be positive"),
         ({"head_dim": 15}, "head_dim=15 must be even"),
+        ({"selector_rank": 8}, "set conv_kernel_size to selector_top_k together or not at all"),
+        ({**SECOND, "conv_group_size": 24}, "conv_group_size=24 must divide hidden_size=64"),
+        ({**SECOND, "selector_top_k": 98}, "selector_top_k=98 must be at most vocab_size=97"),
     ],
 )
 def test_contradicting_config_is_refused(changes: dict[str, object], message: str) -> None:

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import random_prompts, tapped, tiny_config, tiny_drafter, tiny_target
 
 from trainer.anchors import block_masks
-from trainer.drafter import Drafter, DrafterConfig
+from trainer.drafter import Drafter
+from trainer.drafter_config import DrafterConfig
 from trainer.export import export_drafter, load_checkpoint, load_exported, main
 
 VARIANTS = [

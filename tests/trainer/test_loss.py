@@ -8,7 +8,7 @@ from tiny_models import VOCAB_SIZE, tiny_config
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
 
-from trainer.drafter import DrafterConfig
+from trainer.drafter_config import DrafterConfig
 from trainer.loss import DrafterLoss, LossOptions, Objective, drafter_loss, loss_denominator
 from trainer.tiled_head import Tile
 

@@ -87,7 +87,7 @@ def test_two_by_two_train_what_one_by_one_does(small_target: Path, tmp_path: Pat
 def test_gradients_are_those_of_the_concatenated_batch(
     small_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four batches over 2 x 2 workers, and the same eight sequences as one batch of one pair: gradients within 1e-6."""
+    """Four batches over 2 x 2 workers, and the same eight sequences over one pair, in turn and as one batch."""
     gradients: dict[str, torch.Tensor] = {}
     shapes: list[int] = []
     count = DrafterWorker._count
@@ -112,12 +112,17 @@ def test_gradients_are_those_of_the_concatenated_batch(
     common += ("--set=train.grad_clip=1e9", "--max-steps=1", "--set=queue.hs_min_ready=1")
     name = "many"
     main(arguments(small_target, tmp_path / name, *common, *MANY))
-    name = "one"
+    name = "in turn"
+    main(arguments(small_target, tmp_path / name, *common, "--set=train.batch_size=2", "--set=train.accumulate=4"))
+    name = "at once"
     main(arguments(small_target, tmp_path / name, *common, "--set=train.batch_size=8", "--set=train.accumulate=1"))
 
     assert {2, 8} <= set(shapes)
-    assert float(gradients["one"].abs().max()) > 1e-3
-    torch.testing.assert_close(gradients["many"], gradients["one"], atol=1e-6, rtol=0)
+    norm = float(gradients["at once"].norm())
+    assert norm > 1e-3
+    assert float((gradients["many"] - gradients["in turn"]).norm()) <= 1e-6 * norm
+    # Products of other shapes are rounded otherwise, in the target's layers and in the drafter's.
+    assert float((gradients["many"] - gradients["at once"]).norm()) <= 5e-6 * norm
 
 
 def test_many_workers_resume_to_the_bit(small_target: Path, tmp_path: Path) -> None:

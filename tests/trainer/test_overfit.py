@@ -3,7 +3,7 @@
 import pytest
 from tiny_models import overfit, random_prompts, tiny_config, tiny_target
 
-from trainer.speculate import evaluate_drafter
+from trainer.acceptance import evaluate_drafter
 
 
 @pytest.mark.parametrize("layout", ["full", "sliding"])

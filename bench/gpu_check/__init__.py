@@ -1,0 +1,1 @@
+"""`make gpu-check`: what only a machine with an NVIDIA GPU can show, in under four minutes."""
