@@ -215,10 +215,11 @@ MEMORY = (
     ),
     Panel(
         "Allocator",
-        "Held by live tensors, and by PyTorch's caching allocator.",
+        "Held by live tensors, now and at most since the reading before, and by PyTorch's caching allocator.",
         "bytes",
         (
             ("allocated {{device}}", "dflash_cuda_allocator_allocated_bytes{NODE} OF_RUN"),
+            ("allocated at most {{device}}", "dflash_cuda_allocator_allocated_peak_bytes{NODE} OF_RUN"),
             ("reserved {{device}}", "dflash_cuda_allocator_reserved_bytes{NODE} OF_RUN"),
         ),
     ),
@@ -231,11 +232,12 @@ MEMORY = (
     ),
     Panel(
         "Allocation trouble",
-        "In ten minutes: retries after a flush, which stall a worker, and out of memory.",
+        "In ten minutes: retries after a flush, which stall a worker, out of memory, and memory that went back.",
         "short",
         (
             ("retries {{device}}", "increase(dflash_cuda_allocator_alloc_retries_total{NODE}[10m]) OF_RUN"),
             ("out of memory {{device}}", "increase(dflash_cuda_allocator_ooms_total{NODE}[10m]) OF_RUN"),
+            ("memory given back {{device}}", "increase(dflash_cuda_allocator_device_frees_total{NODE}[10m]) OF_RUN"),
         ),
     ),
 )
