@@ -11,7 +11,7 @@ PREFIX ?= /opt/dflash
 JOBS := -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help train sidecar install uninstall test test-slow gpu-check fuzz bench check format docs clean
+.PHONY: help train sidecar install uninstall test test-slow gpu-check fuzz bench check format docs dashboards clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ format: $(VENV)/.dev ## Format and fix what can be fixed
 
 docs: $(VENV)/.trainer ## Renew the generated metrics reference
 	$(BIN)/python -m sidecar.reference >docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
+
+dashboards: $(VENV)/.dev ## Renew the Grafana dashboards (docs/grafana.md)
+	$(BIN)/python -m monitoring.dashboards
 
 clean: ## Remove the environment and caches, not your runs
 	rm -rf $(VENV) $(PEERS) $(EXPORTER) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -70,4 +70,8 @@ STEP_FAMILIES = (
     Family("dflash_accept_length", "gauge", "Mean acceptance length of the newest evaluation by real decoding."),
     Family("dflash_grad_norm", "gauge", "Gradient norm of the newest step, before clipping."),
     Family("dflash_learning_rate", "gauge", "Learning rate of the newest step."),
+    Family("dflash_event_timestamp_seconds", "gauge", "When the newest event of a kind happened.", ("kind",)),
 )
+
+SHOWN_EVENTS = ("checkpoint", "evaluation", "error")
+"""Kinds of events whose newest one is a series."""

@@ -105,11 +105,16 @@ def _add_commands_about_definitions(commands: "argparse._SubParsersAction[argpar
     rules.add_argument("metrics", nargs="*", metavar="METRIC", help="names of definitions; all when none is given")
     rules.add_argument("--interval", type=float, default=15.0, metavar="SECONDS", help="between evaluations [15]")
     rules.set_defaults(command=_rules)
+    dashboard = commands.add_parser("dashboard", help="write definitions as a dashboard for Grafana")
+    names_help = "names of definitions; all that are not shipped when none is given"
+    dashboard.add_argument("metrics", nargs="*", metavar="METRIC", help=names_help)
+    dashboard.set_defaults(command=_dashboard)
+    _add_definitions(dashboard)
     for sub in (backfill, rules):
         sub.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="put on every series")
         _add_definitions(sub)
-    for sub in (check, apply, backfill, rules):
-        _add_places(sub, listens=sub is not check)
+    for sub in (check, apply, backfill, rules, dashboard):
+        _add_places(sub, listens=sub not in {check, dashboard})
 
 
 def _with_settings(add: Callable[..., argparse.ArgumentParser], name: str, help_text: str) -> argparse.ArgumentParser:
@@ -243,6 +248,14 @@ def _rules(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     path = state_dir(config, os.environ)
     print(rules(config, path, arguments.metrics, arguments.label, arguments.interval), end="")
+    return 0
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    from sidecar.commands import dashboard  # noqa: PLC0415 - see the module docstring
+
+    config = _config(arguments)
+    print(dashboard(config, state_dir(config, os.environ), arguments.metrics), end="")
     return 0
 
 

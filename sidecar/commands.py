@@ -1,4 +1,4 @@
-"""What the commands `run`, `check`, `backfill`, `rules` and `push` do."""
+"""What the commands `run`, `check`, `backfill`, `rules`, `dashboard` and `push` do."""
 
 import os
 import signal
@@ -13,7 +13,8 @@ from sidecar.background import fetch_status
 from sidecar.catalogue import stored_catalogue
 from sidecar.config import SidecarConfig
 from sidecar.daemon import Daemon
-from sidecar.definitions import Definition, DefinitionSet, load
+from sidecar.dashboard import custom_dashboard
+from sidecar.definitions import SHIPPED_FILE, Definition, DefinitionSet, load
 from sidecar.live_definitions import definitions_file
 from sidecar.log import log_to_stderr
 from sidecar.outlet import SPOOL_NAME, wandb_settings
@@ -80,6 +81,17 @@ def rules(config: SidecarConfig, path: Path, metrics: Sequence[str], labels: Seq
     """Definitions as the text of a recording-rule file."""
     definitions = _chosen(config, path, metrics)
     return recording_rules(definitions, interval_s, parse_labels(labels))
+
+
+def dashboard(config: SidecarConfig, path: Path, metrics: Sequence[str]) -> str:
+    """Definitions as the text of a dashboard; without names those that are not shipped."""
+    definitions = _chosen(config, path, metrics)
+    if not metrics:
+        shipped = {definition.name for definition in check(SHIPPED_FILE, path).definitions}
+        definitions = [definition for definition in definitions if definition.name not in shipped]
+    if not definitions:
+        raise ValueError("every definition is a shipped one, which is on the shipped dashboards; name some to see them")
+    return custom_dashboard(definitions)
 
 
 def push(config: SidecarConfig, path: Path) -> int:

@@ -35,6 +35,7 @@ SIDECAR_FAMILIES = (
     Family("dflash_sink_dropped_total", "counter", "What a sink had to leave out.", ("sink",)),
     Family("dflash_definitions_info", "gauge", "Always 1; says which definitions are live.", ("digest",)),
     Family("dflash_definition_success", "gauge", "Whether a definition could be evaluated.", ("metric",)),
+    Family("dflash_config_last_reload_success", "gauge", "0 if the file of definitions was refused when read last."),
     Family("dflash_config_reloads_total", "counter", "Reloads of the definitions, by outcome.", ("outcome",)),
 )
 

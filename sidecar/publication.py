@@ -155,6 +155,7 @@ class Publication:
         failing = _failures(shown.outcomes)
         return [
             ("dflash_definitions_info", labels_of(digest=shown.definitions.digest), 1.0),
+            ("dflash_config_last_reload_success", (), float(not self._definitions.problem)),
             *(
                 ("dflash_definition_success", labels_of(metric=d.name), float(d.name not in failing))
                 for d in shown.definitions.definitions

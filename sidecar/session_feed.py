@@ -1,7 +1,9 @@
 """One session inside the pipeline: what was read of it, what it last said, and its series."""
 
 from collections import deque
+from itertools import islice
 
+from shared.catalogue import SHOWN_EVENTS
 from shared.wire import Event, Record, Snap, Step
 from sidecar.journal import Journal
 from sidecar.samples import ExportedFamily, Labels, Sample
@@ -9,6 +11,8 @@ from sidecar.stored import StoredSession
 from sidecar.trainer_series import TrainerSeries
 
 SPEED_STEPS = 50
+MAX_EVENTS_READ = 1000
+"""How many events are looked through for the newest of each kind."""
 
 
 class SessionFeed:
@@ -31,8 +35,8 @@ class SessionFeed:
         self._last_seq = stored.next_seq - 1
         self.last_time_s = journal.time_before_s(stored.number, stored.next_seq) or stored.hello.start_time_s
         self.newest_step: Step | None = None
-        self._newest: dict[type[Record], list[Sample]] = {}
-        self._newest_seq: dict[type[Record], int] = {}
+        self._newest: dict[str, list[Sample]] = {}
+        self._newest_seq: dict[str, int] = {}
         self._times_of_steps: deque[tuple[float, int]] = deque(maxlen=SPEED_STEPS)
         for snap in journal.newest(stored, Snap):
             self._remember(snap, self.series.samples(snap))
@@ -40,9 +44,9 @@ class SessionFeed:
         for step in journal.newest(stored, Step):
             self._remember(step, self.series.samples(step))
             break
-        for event in journal.newest(stored, Event):
-            if samples := self.series.samples(event):
-                self._remember(event, samples)
+        for event in islice(journal.newest(stored, Event), MAX_EVENTS_READ):
+            self._remember(event, self.series.samples(event))
+            if self._newest_seq.keys() >= set(SHOWN_EVENTS):
                 break
 
     @property
@@ -70,7 +74,8 @@ class SessionFeed:
             self._times_of_steps.append((record.time_s, record.step))
         elif isinstance(record, Snap):
             # An evaluation stays true until the next one, as it would in a Prometheus that scrapes it every interval.
-            samples += [sample._replace(time_s=record.time_s) for sample in self._newest.get(Event, ())]
+            lasting = (sample for kind in SHOWN_EVENTS for sample in self._newest.get(kind, ()))
+            samples += [sample._replace(time_s=record.time_s) for sample in lasting]
         return samples
 
     def families(self) -> list[ExportedFamily]:
@@ -78,7 +83,7 @@ class SessionFeed:
         return [family for samples in self._newest.values() for family in self.series.families(samples)]
 
     def _remember(self, record: Record, samples: list[Sample]) -> None:
-        kind = type(record)
+        kind = record.kind if isinstance(record, Event) else type(record).__name__
         if not samples or record.seq < self._newest_seq.get(kind, 0):
             return
         self._newest[kind] = list(samples)

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from shared.catalogue import STEP_FAMILIES
+from shared.catalogue import SHOWN_EVENTS, STEP_FAMILIES
 from shared.schema import Family, Schema
 from shared.wire import Event, Record, Snap, Step
 from sidecar.samples import ExportedFamily, Labels, Sample, labels_of
@@ -88,6 +88,8 @@ def _step_values(step: Step) -> Iterator[tuple[str, Labels, float]]:
 
 
 def _event_values(event: Event) -> Iterator[tuple[str, Labels, float]]:
+    if event.kind in SHOWN_EVENTS:
+        yield "dflash_event_timestamp_seconds", labels_of(kind=event.kind), event.time_s
     accept_length = event.detail.get("accept_length")
     if event.kind == "evaluation" and isinstance(accept_length, float | int):
         yield "dflash_accept_length", (), float(accept_length)

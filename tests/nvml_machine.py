@@ -160,6 +160,14 @@ class Machine:
         self.path.unlink()
 
 
+def machine_of(environ: dict[str, str], directory: Path, num_gpus: int) -> Machine:
+    """Scripted GPUs, of which processes with this environment learn; `directory` holds driver and script."""
+    (directory / "driver").mkdir()
+    build_fake_driver(directory / "driver")
+    environ |= driver_environment(directory / "driver", directory / "nvml")
+    return Machine(directory / "nvml", num_gpus)
+
+
 class CallLog:
     """The calls that reached the library of a process started with a log."""
 

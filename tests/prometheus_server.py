@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,8 +139,15 @@ def prometheus_scraping(port: int, folder: Path, ca_file: str = "") -> Iterator[
     job: dict[str, object] = {"job_name": "dflash", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
     if ca_file:
         job |= {"scheme": "https", "tls_config": {"ca_file": ca_file}}
-    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
-    with _serving(json.dumps(config), folder) as server:
+    with prometheus_configured({"scrape_configs": [job]}, folder) as server:
+        yield server
+
+
+@contextmanager
+def prometheus_configured(config: Mapping[str, object], folder: Path) -> Iterator[PrometheusServer]:
+    """Run a Prometheus with a configuration, scraping and evaluating every second, until the block ends."""
+    every_second = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    with _serving(json.dumps({"global": every_second, **config}), folder) as server:
         yield server
 
 

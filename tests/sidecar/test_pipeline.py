@@ -126,6 +126,21 @@ def test_what_is_shown_never_goes_back_while_the_past_is_read(bench: Bench) -> N
     assert shown == [(399.0, 2.5), (399.0, 2.5)]
 
 
+def test_newest_event_of_each_kind_is_known_after_a_restart(bench: Bench) -> None:
+    """A new pipeline shows when each kind of event last happened, though the newest event is of one kind only."""
+    kinds = ("checkpoint", "evaluation", "checkpoint", "hundred other", "checkpoint")
+    bench.store([event(seq, kind, accept_length=2.5) for seq, kind in enumerate(kinds)])
+    expected = {"checkpoint": START_S + 4, "evaluation": START_S + 1}
+
+    pipeline = bench.pipeline()
+
+    for _ in range(2):
+        families = pipeline.feeds[bench.session.number].families()
+        points = [point for f in families if f.name == "dflash_event_timestamp_seconds" for point in f.points]
+        assert {dict(labels)["kind"]: time_s for _, labels, time_s in points} == expected
+        pipeline.turn(1.0)
+
+
 def test_end_of_a_session_ends_its_series_and_its_run(bench: Bench) -> None:
     """After the last record the series go stale, the spool knows the exit code, and the trainer is shown as down."""
     bench.store([snap(0), step(1, 1)], exit_code=3)

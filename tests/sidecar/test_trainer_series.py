@@ -42,8 +42,17 @@ def test_steps_and_evaluations_are_samples_at_their_own_time() -> None:
 
     assert ("dflash_step", (), 17.0) in found
     assert ("dflash_accuracy_ratio", (("position", "2"),), 0.25) in found
-    assert [tuple(s) for s in evaluation] == [("dflash_accept_length", (), START_S + 9, 3.0)]
-    assert series.samples(event(9, "checkpoint", step=3)) == []
+    assert ("dflash_accept_length", (), START_S + 9, 3.0) in [tuple(s) for s in evaluation]
+
+
+def test_checkpoints_evaluations_and_errors_leave_their_time() -> None:
+    """An event of a kind that is shown becomes its time, by kind; an event of any other kind makes no series."""
+    series = TrainerSeries(SCHEMA, ())
+    kinds = ("checkpoint", "evaluation", "error", "skipped", "made up")
+
+    found = [(s.labels, s.value) for kind in kinds for s in series.samples(event(9, kind))]
+
+    assert found == [((("kind", kind),), START_S + 9) for kind in ("checkpoint", "evaluation", "error")]
 
 
 def test_families_group_points_with_kind_and_help() -> None:
