@@ -75,7 +75,7 @@ def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
         ) from error
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        owner = owner_of(path)
+        owner = _holder(config, path)
         if owner is not None and owner.pid == child.pid and owner.url and _is_ready(owner.url, config.http.tls_cert):
             return f"sidecar started: pid {owner.pid}, {owner.url}, log {log}{_refusal(config, path)}"
         if child.poll() is not None:
@@ -100,18 +100,30 @@ def _refusal(config: SidecarConfig, path: Path) -> str:
     return f"\ndefinitions refused, {definitions.file} is live instead; correct them:\n{definitions.problem}"
 
 
-def stop(path: Path) -> str:
+def stop(config: SidecarConfig, path: Path) -> str:
     """Stop the sidecar that holds the state directory, and wait until it is gone."""
-    owner = owner_of(path)
+    owner = _holder(config, path)
     if owner is None:
         return f"no sidecar runs on {path}"
     os.kill(owner.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        if (now := owner_of(path)) is None or now.pid != owner.pid:
+        if (now := _holder(config, path)) is None or now.pid != owner.pid:
             return f"sidecar stopped: pid {owner.pid}"
         time.sleep(POLL_S)
     raise BackgroundError(f"sidecar {owner.pid} still runs after {STOP_TIMEOUT_S:g} s; kill -9 {owner.pid} is safe")
+
+
+def _holder(config: SidecarConfig, path: Path) -> Owner | None:
+    """The sidecar that holds the state directory. On a full disk the lock file cannot tell, but it does itself."""
+    if (owner := owner_of(path)) is not None:
+        return owner
+    try:
+        _, document = fetch_status(config, path)
+    except BackgroundError:
+        return None
+    found = document.sidecar
+    return Owner(found.pid, found.url) if Path(found.state_dir).resolve() == path.resolve() else None
 
 
 def _running(config: SidecarConfig, path: Path) -> Owner | None:
