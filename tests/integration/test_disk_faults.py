@@ -111,13 +111,15 @@ def test_start_and_stop_on_a_full_disk(place: Place, disk: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     places = ("--state-dir", str(disk), "--listen", f"127.0.0.1:{port}")
-    first = place.command("start", *places)
-    held = (disk / "sidecar.lock").read_bytes()
-    stopped = place.command("stop", *places)
-    second = place.command("start", *places)
-    filler.unlink()
-    wait_for(lambda: (disk / "sidecar.lock").read_bytes() != b"", "the lock file to tell", 30)
-    last = place.command("stop", "--state-dir", str(disk))
+    try:
+        first = place.command("start", *places)
+        held = (disk / "sidecar.lock").read_bytes()
+        stopped = place.command("stop", *places)
+        second = place.command("start", *places)
+        filler.unlink()
+        wait_for(lambda: (disk / "sidecar.lock").read_bytes() != b"", "the lock file to tell", 30)
+    finally:
+        last = place.command("stop", "--state-dir", str(disk))
 
     said = [done.stdout.split(": pid")[0] for done in (first, stopped, second, last)]
     assert said == ["sidecar started", "sidecar stopped", "sidecar started", "sidecar stopped"]
