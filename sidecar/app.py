@@ -188,7 +188,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     from sidecar.background import stop  # noqa: PLC0415 - see the module docstring
 
     config = _config(arguments)
-    print(stop(state_dir(config, os.environ)))
+    print(stop(config, state_dir(config, os.environ)))
     return 0
 
 

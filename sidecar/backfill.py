@@ -132,7 +132,8 @@ class Backfill:
         if not lacking:
             return
         subset = msgspec.structs.replace(self._definitions, definitions=tuple(lacking))
-        values = subset.evaluate(moment.store, moment.record.time_s, lacking[0].at).wandb
+        run = moment.stored.run_label
+        values = subset.evaluate(moment.store, moment.record.time_s, lacking[0].at, run).wandb
         filling.add(moment.record, lacking, values)
         if len(filling.rows) >= ROWS_PER_COMMIT:
             self._commit()

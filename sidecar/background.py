@@ -15,7 +15,7 @@ import msgspec
 
 from sidecar.config import SidecarConfig
 from sidecar.log import MAX_FILE_BYTES, move_aside
-from sidecar.state_dir import LOG_NAME, StateDirError, keep_files_private, owner_of
+from sidecar.state_dir import LOG_NAME, Owner, StateDirError, keep_files_private, owner_of
 from sidecar.status import StatusDocument
 
 START_TIMEOUT_S = 20.0
@@ -53,7 +53,7 @@ def fetch_status(config: SidecarConfig, path: Path) -> tuple[str, StatusDocument
 def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
     """Start a sidecar of its own life unless one is there already; returns who it is, once it answers."""
     if (running := _running(config, path)) is not None:
-        return f"sidecar already running: pid {running.pid}, {running.url or 'about to answer'}"
+        return _already(running)
     keep_files_private()
     log = path / LOG_NAME
     try:
@@ -75,14 +75,20 @@ def start(config: SidecarConfig, path: Path, options: Sequence[str]) -> str:
         ) from error
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        owner = owner_of(path)
+        owner = _holder(config, path)
         if owner is not None and owner.pid == child.pid and owner.url and _is_ready(owner.url, config.http.tls_cert):
             return f"sidecar started: pid {owner.pid}, {owner.url}, log {log}{_refusal(config, path)}"
         if child.poll() is not None:
+            if owner is not None and owner.pid != child.pid:  # another start was faster
+                return _already(owner)
             lines = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()
             raise BackgroundError(f"the sidecar did not start: {lines[-1] if lines else 'no word'} (log: {log})")
         time.sleep(POLL_S)
     raise BackgroundError(f"the sidecar (pid {child.pid}) does not answer after {START_TIMEOUT_S:g} s; look at {log}")
+
+
+def _already(running: Owner) -> str:
+    return f"sidecar already running: pid {running.pid}, {running.url or 'about to answer'}"
 
 
 def _refusal(config: SidecarConfig, path: Path) -> str:
@@ -94,34 +100,42 @@ def _refusal(config: SidecarConfig, path: Path) -> str:
     return f"\ndefinitions refused, {definitions.file} is live instead; correct them:\n{definitions.problem}"
 
 
-def stop(path: Path) -> str:
+def stop(config: SidecarConfig, path: Path) -> str:
     """Stop the sidecar that holds the state directory, and wait until it is gone."""
-    owner = owner_of(path)
+    owner = _holder(config, path)
     if owner is None:
         return f"no sidecar runs on {path}"
     os.kill(owner.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        if (now := owner_of(path)) is None or now.pid != owner.pid:
+        if (now := _holder(config, path)) is None or now.pid != owner.pid:
             return f"sidecar stopped: pid {owner.pid}"
         time.sleep(POLL_S)
     raise BackgroundError(f"sidecar {owner.pid} still runs after {STOP_TIMEOUT_S:g} s; kill -9 {owner.pid} is safe")
 
 
-class _Running(msgspec.Struct, frozen=True):
-    pid: int
-    url: str
-
-
-def _running(config: SidecarConfig, path: Path) -> _Running | None:
-    owner = owner_of(path)
-    if owner is not None:
-        return _Running(owner.pid, owner.url)
+def _holder(config: SidecarConfig, path: Path) -> Owner | None:
+    """The sidecar that holds the state directory. On a full disk the lock file cannot tell, but it does itself."""
+    if (owner := owner_of(path)) is not None:
+        return owner
     try:
         _, document = fetch_status(config, path)
     except BackgroundError:
         return None
-    return _Running(document.sidecar.pid, document.sidecar.url)
+    found = document.sidecar
+    return Owner(found.pid, found.url) if Path(found.state_dir).resolve() == path.resolve() else None
+
+
+def _running(config: SidecarConfig, path: Path) -> Owner | None:
+    """The sidecar that holds the state directory, else the one that answers at the address."""
+    owner = owner_of(path)
+    if owner is not None:
+        return owner
+    try:
+        _, document = fetch_status(config, path)
+    except BackgroundError:
+        return None
+    return Owner(document.sidecar.pid, document.sidecar.url)
 
 
 def _is_ready(url: str, tls_cert: str) -> bool:

@@ -12,11 +12,11 @@ from sidecar.collectors.catalogue import COLLECTOR_FAMILIES
 from sidecar.database import DatabaseError
 from sidecar.exposition import LIVENESS_FAMILIES, SIDECAR_FAMILIES
 from sidecar.journal import Journal
-from sidecar.samples import HISTOGRAM_SUFFIXES, occupied_names
+from sidecar.samples import HISTOGRAM_SUFFIXES, RUN_LABEL, occupied_names
 
 Catalogue = Mapping[str, Family]
 """Raw families by name."""
-ADDED_LABELS = frozenset({"run", "rank"})
+ADDED_LABELS = frozenset({RUN_LABEL, "rank"})
 """What the sidecar puts on a trainer's series when there are several."""
 
 

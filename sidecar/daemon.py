@@ -233,6 +233,7 @@ class Daemon:
         if not self._station.journal.is_on_disk and now_s >= self._next_probe_s:
             self._next_probe_s = now_s + self._probe_pause_s
             if self._state_dir.take_again() and has_room(self._around.state_dir):
+                self._state_dir.announce(self._http.url)
                 self._replace_station(None)
 
     def _reload_if_due(self) -> None:

@@ -24,7 +24,7 @@ from sidecar.promql.engine import LOOKBACK_S, evaluate, history_needed_s
 from sidecar.promql.functions import OF_NOTHING_NOTHING
 from sidecar.promql.syntax import Call, Node, Selector, walk
 from sidecar.promql.values import PromqlError, Vector, distinct, without_name
-from sidecar.samples import ExportedFamily, Labels, occupied_names
+from sidecar.samples import RUN_LABEL, ExportedFamily, Labels, occupied_names
 from sidecar.store import Store
 
 SHIPPED_FILE = Path(__file__).with_name("metrics.toml")
@@ -95,8 +95,15 @@ class DefinitionSet(msgspec.Struct, frozen=True, kw_only=True):
     definitions: tuple[Definition, ...]
     history_s: float
 
-    def evaluate(self, store: Store, time_s: float, at: At) -> Outcome:
-        """Evaluate the definitions for ticks or for steps at a time in Unix seconds; one that fails hurts no other."""
+    def evaluate(self, store: Store, time_s: float, at: At, run: str = "") -> Outcome:
+        """Evaluate the definitions for ticks or for steps; one that fails hurts no other.
+
+        Args:
+            store: recent samples.
+            time_s: Unix time.
+            at: which of them.
+            run: the `run` label of the trainer whose W&B row is made; the first trainer has none.
+        """
         families: list[ExportedFamily] = []
         wandb: dict[str, float] = {}
         failures: list[Failure] = []
@@ -108,7 +115,7 @@ class DefinitionSet(msgspec.Struct, frozen=True, kw_only=True):
                 if vector:
                     points = tuple((definition.name, labels, value) for labels, value in vector)
                     families.append(ExportedFamily(definition.name, definition.kind, definition.help, points))
-                _log(definition, vector, wandb)
+                _log(definition, vector, run, wandb)
             except Exception as error:  # noqa: BLE001 - one bad definition must never take the others with it
                 failures.append(Failure(definition.name, f"{type(error).__name__}: {error}"))
         return Outcome(families=tuple(families), wandb=wandb, failures=tuple(failures))
@@ -125,17 +132,23 @@ def values_of(definition: Definition, store: Store, time_s: float) -> Vector:
     return [((), value)] if isinstance(value, float) else distinct([(without_name(ls), v) for ls, v in value])
 
 
-def _log(definition: Definition, vector: Vector, wandb: dict[str, float]) -> None:
+def _log(definition: Definition, vector: Vector, run: str, wandb: dict[str, float]) -> None:
     """Add the finite values of a definition under their W&B keys: all of them, or none and a ValueError."""
     if definition.wandb is None:
         return
     values: dict[str, float] = {}
-    for labels, value in vector:
+    for labels, value in _of_run(vector, run) if f"{{{RUN_LABEL}}}" not in definition.wandb else vector:
         key = _filled(definition.wandb, labels)
         if key in values or key in wandb:
             raise ValueError(f"several series fall on the W&B key {key}; add a {{label}} that tells them apart")
         values[key] = value
     wandb.update((key, value) for key, value in values.items() if math.isfinite(value))
+
+
+def _of_run(vector: Vector, run: str) -> Vector:
+    """The series that belong into a row of a run: its own, else those that are of no run, as a sum over all is."""
+    own = [(labels, value) for labels, value in vector if dict(labels).get(RUN_LABEL, "") == run]
+    return own or [(labels, value) for labels, value in vector if RUN_LABEL not in dict(labels)]
 
 
 def _filled(template: str, labels: Labels) -> str:

@@ -18,7 +18,7 @@ from shared.wire import TOPIC_HELLO, Event, FrameError, Hello, Record, ReplayChu
 from sidecar.early_records import EarlyRecords
 from sidecar.frames import check_continues, check_hello, check_record, decode_frame, is_same_trainer, scrub
 from sidecar.journal import Journal
-from sidecar.samples import Labels, labels_of
+from sidecar.samples import RUN_LABEL, Labels, labels_of
 from sidecar.sessions import SessionTrack, Subscription, joined
 from sidecar.stored import Batch, LostRange, StoredSession
 
@@ -225,7 +225,7 @@ class Intake:
         """Labels that keep this session apart from those that live beside it: none as long as it is alone."""
         pairs = {"rank": str(hello.rank)} if hello.world_size > 1 else {}
         if any(track.hello.run_id != hello.run_id for track in self._tracks.values()):
-            pairs["run"] = hello.run_id
+            pairs[RUN_LABEL] = hello.run_id
         return labels_of(**pairs)
 
     def _close_request(self, track: SessionTrack, now_s: float) -> None:

@@ -87,19 +87,19 @@ class LogWriter(logging.Handler):
     def stop(self) -> None:
         """Write what waits. When the reader does not take it in time, nothing written later can hang either."""
         with contextlib.suppress(queue.Full):
-            self._tell_dropped()
+            self._tell_dropped(STOP_S)
             self._lines.put(None, timeout=STOP_S)
         self._thread.join(STOP_S)
         if self._thread.is_alive():
             with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device
                 os.dup2(nowhere.fileno(), _STDERR)
 
-    def _tell_dropped(self) -> None:
+    def _tell_dropped(self, timeout_s: float = 0.0) -> None:
         """Put the number of lines that are missing in their place; raises queue.Full."""
         if self._num_dropped:
             message = "%d lines are not in this log: nobody read it in time"
             record = _log.makeRecord(_log.name, logging.WARNING, "", 0, message, (self._num_dropped,), None)
-            self._lines.put_nowait(self.format(record))
+            self._lines.put(self.format(record), block=timeout_s > 0.0, timeout=timeout_s)
             self._num_dropped = 0
 
     def _run(self) -> None:

@@ -2,15 +2,15 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from sidecar.config import WandbConfig
 from sidecar.database import DatabaseError, mark_damaged
 from sidecar.journal import Journal
 from sidecar.row_feed import RowFeed
-from sidecar.sinks.wandb_rows import Evaluate
 from sidecar.sinks.wandb_settings import NO_CREDENTIALS, WandbSettings, has_credentials
 from sidecar.sinks.wandb_spool import Spool, SpoolFailedError, spooling
 from sidecar.sinks.wandb_supervisor import WandbSupervisor
@@ -31,7 +31,7 @@ class WandbOutlet:
         config: mode, project and interval.
         state_dir: where the spool is.
         journal: where records are.
-        evaluate: values of the definitions.
+        evaluate: values of the definitions, of a `run` label first.
         environ: where credentials come from.
         paused: why nothing goes out for now, if so; the spool is left alone then.
 
@@ -44,7 +44,7 @@ class WandbOutlet:
         config: WandbConfig,
         state_dir: Path,
         journal: Journal,
-        evaluate: Evaluate,
+        evaluate: Callable[[str, str, float], Mapping[str, float]],
         environ: Mapping[str, str],
         paused: str = "",
     ) -> None:
@@ -68,9 +68,8 @@ class WandbOutlet:
             return None
         with self._spooling():  # known at once, so that the last row on the server can be told from one of others
             spool.open_run(stored.hello)
-        return RowFeed(
-            stored, self._journal, spool, self._config.interval_s, self._evaluate, report_damage=self._note_damage
-        )
+        evaluate = partial(self._evaluate, stored.run_label)
+        return RowFeed(stored, self._journal, spool, self._config.interval_s, evaluate, report_damage=self._note_damage)
 
     @property
     def spool(self) -> Spool | None:

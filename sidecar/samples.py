@@ -8,6 +8,8 @@ import msgspec
 from shared.schema import Kind
 
 HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
+RUN_LABEL = "run"
+"""On the series of a trainer that was accepted beside one of another run."""
 Labels = tuple[tuple[str, str], ...]
 """Label pairs sorted by name, without the metric name."""
 

@@ -137,9 +137,9 @@ class Station:
     def _window_s(self) -> float:
         return self._around.definitions.current.history_s + MARGIN_S
 
-    def _row_values(self, at: str, time_s: float) -> Mapping[str, float]:
+    def _row_values(self, run: str, at: str, time_s: float) -> Mapping[str, float]:
         definitions = self._around.definitions.current
-        return definitions.evaluate(self.pipeline.store, time_s, "step" if at == "step" else "tick").wandb
+        return definitions.evaluate(self.pipeline.store, time_s, "step" if at == "step" else "tick", run).wandb
 
 
 def open_station(around: Surroundings, in_memory: str = "") -> Station:

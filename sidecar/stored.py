@@ -3,7 +3,7 @@
 import msgspec
 
 from shared.wire import Hello, Record
-from sidecar.samples import Labels
+from sidecar.samples import RUN_LABEL, Labels
 
 
 class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +24,11 @@ class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The session id."""
         return self.hello.session
+
+    @property
+    def run_label(self) -> str:
+        """The value of its `run` label; empty when it has none."""
+        return dict(self.labels).get(RUN_LABEL, "")
 
 
 class LostRange(msgspec.Struct, frozen=True):

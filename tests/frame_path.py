@@ -127,8 +127,9 @@ class FramePath:
         assert [number for number, _ in numbered] == list(range(len(numbered)))
         return [row for _, row in numbered]
 
-    def _evaluate(self, at: str, time_s: float) -> Any:
-        return _definitions().current.evaluate(self.pipeline.store, time_s, "step" if at == "step" else "tick").wandb
+    def _evaluate(self, run: str, at: str, time_s: float) -> Any:
+        live = _definitions().current
+        return live.evaluate(self.pipeline.store, time_s, "step" if at == "step" else "tick", run).wandb
 
 
 def introduced(directory: Path) -> FramePath:

@@ -151,7 +151,10 @@ class GpuFleet:
         self._is_initialized, self._failure = True, None
         self._initialized_s, self._present = now_s, _present()
         self._gate.open()
-        self._keep_threads(pynvml.nvmlDeviceGetCount())
+        try:
+            self._keep_threads(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:  # it is asked again after the next initialisation
+            self._failure = error
 
     def _is_wrong(self) -> bool:
         """Whether only a new initialisation helps."""

@@ -28,7 +28,8 @@ def disk(place: Place) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place.state_dir)], check=True)
     yield place.state_dir
     place.close()
-    subprocess.run(["umount", str(place.state_dir)], check=True)
+    # Lazily: a sidecar that was stopped gives its lock up a moment before its log.
+    subprocess.run(["umount", "--lazy", str(place.state_dir)], check=True)
 
 
 def fill(disk: Path) -> Path:
@@ -101,6 +102,29 @@ def assert_goes_on_together(sidecar: Sidecar) -> None:
         return len(now) == 2 and all(new > old for old, new in zip(steps, now, strict=True))
 
     wait_for(have_all_moved, "fresh steps of both", 20)
+
+
+@needs_mount
+def test_start_and_stop_on_a_full_disk(place: Place, disk: Path) -> None:
+    """The lock file has no room for who holds it: the sidecar itself says so, and the file once there is room."""
+    filler = fill(disk)
+    place.environ["DFLASH_WANDB_MODE"] = "off"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    places = ("--state-dir", str(disk), "--listen", f"127.0.0.1:{port}")
+    try:
+        first = place.command("start", *places)
+        held = (disk / "sidecar.lock").read_bytes()
+        stopped = place.command("stop", *places)
+        second = place.command("start", *places)
+        filler.unlink()
+        wait_for(lambda: (disk / "sidecar.lock").read_bytes() != b"", "the lock file to tell", 30)
+    finally:
+        last = place.command("stop", "--state-dir", str(disk))
+
+    said = [done.stdout.split(": pid")[0] for done in (first, stopped, second, last)]
+    assert said == ["sidecar started", "sidecar stopped", "sidecar started", "sidecar stopped"]
+    assert held == b""
 
 
 @needs_mount

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from sidecar_process import Place
 
 from sidecar.log import MAX_FILE_BYTES, MAX_WAITING_LINES
@@ -57,8 +58,9 @@ def test_an_error_with_a_stderr_that_nobody_reads_ends_the_command(place: Place)
     assert done.returncode == 1
 
 
-def test_lines_that_had_no_room_are_counted_in_the_log(place: Place) -> None:
-    """Once somebody reads again, the log says how many lines it lacks, and every other line is there in order."""
+@pytest.mark.parametrize("is_read_on", [True, False])
+def test_lines_that_had_no_room_are_counted_in_the_log(place: Place, is_read_on: bool) -> None:
+    """Once somebody reads, before the end or at it, the log tells how many lines it lacks; the others are there."""
     reader, writer = full_pipe()
     script = (
         "import logging\nfrom sidecar.log import log_to_stderr\n"
@@ -74,17 +76,18 @@ def test_lines_that_had_no_room_are_counted_in_the_log(place: Place) -> None:
         assert child.stdout is not None
         logged = child.stdout.readline()
         with os.fdopen(reader, "rb") as log:
-            head = log.read(PIPE_BYTES + 1)
+            log.read(PIPE_BYTES)
+            head = b"".join(log.readline() for _ in range(MAX_WAITING_LINES if is_read_on else 1))
             assert child.stdin is not None
             child.stdin.write(b"\n")
             child.stdin.close()
-            lines = (head + log.read())[PIPE_BYTES:].decode().splitlines()
+            lines = (head + log.read()).decode().splitlines()
 
     kept = [int(line.split()[-1]) for line in lines if " line " in line]
     told = [line for line in lines if "not in this log" in line]
-    assert (logged, len(told), lines[-1].endswith("the last words")) == (b"logged\n", 1, True)
+    assert (logged, len(told), lines[-1].endswith("the last words") or not is_read_on) == (b"logged\n", 1, True)
     assert kept == list(range(len(kept)))
-    assert len(kept) + int(told[0].split()[2]) == NUM_LINES
+    assert len(kept) + int(told[0].split()[2]) + lines[-1].endswith("the last words") == NUM_LINES + 1
 
 
 def test_the_log_of_a_sidecar_in_the_background_is_rotated(place: Place) -> None:

@@ -284,6 +284,19 @@ def test_start_status_and_stop_in_the_background(place: Place) -> None:
     assert [r.returncode for r in (first, second, status, stopped, again)] == [0, 0, 0, 0, 0]
 
 
+def test_starts_at_the_same_moment_agree_on_one(place: Place) -> None:
+    """Of several that start a sidecar one does; the others say which one runs, and none fails."""
+    command = ("-m", "sidecar", "start", "--state-dir", str(place.state_dir), "--listen", "127.0.0.1:0")
+    place.environ["DFLASH_WANDB_MODE"] = "off"
+    started = [place.popen(*command) for _ in range(3)]
+    said = [process.communicate(timeout=60)[0] for process in started]
+    stopped = place.command("stop", "--state-dir", str(place.state_dir))
+
+    assert [process.returncode for process in started] == [0, 0, 0], said
+    assert sorted(line.split(":")[0] for line in said) == [*["sidecar already running"] * 2, "sidecar started"]
+    assert len({line.split("pid ")[1].split(",")[0] for line in (*said, f"{stopped.stdout.strip()},")}) == 1
+
+
 def test_start_over_refused_definitions_says_so(place: Place) -> None:
     """A sidecar that goes on with other definitions than those in its directory says which and why."""
     place.environ["DFLASH_WANDB_MODE"] = "off"

@@ -282,6 +282,25 @@ class TestEvaluate:
             assert (definition.name in shown) == (value != []), definition.expr
             assert definition.needs_series <= (value == [])
 
+    def test_a_row_has_the_series_of_its_own_run(self, tmp_path: Path) -> None:
+        """A second run beside the first clashes with none of its keys, and gets its own values, or those of no run."""
+        store = Store(60.0)
+        for run, depth in (("", 1.0), ("side", 2.0)):
+            store.append(Sample("raw_depth", labels_of(queue="a", run=run), START_S, depth))
+        store.append(Sample("raw_jobs_total", labels_of(role="x"), START_S, 7.0))
+        texts = (
+            metric(name="dflash_own", expr="raw_depth", wandb="own"),
+            metric(name="dflash_both", expr="sum(raw_depth)", wandb="sum"),
+            metric(name="dflash_machine", expr="raw_jobs_total", wandb="machine"),
+            metric(name="dflash_apart", expr='label_replace(raw_depth, "run", "main", "run", "")', wandb="d/{run}"),
+        )
+        loaded = self.set_of(*texts, tmp_path=tmp_path)
+        first, side = (loaded.evaluate(store, START_S, "tick", run) for run in ("", "side"))
+
+        shared = {"sum": 3.0, "machine": 7.0, "d/main": 1.0, "d/side": 2.0}
+        assert (first.failures, first.wandb) == ((), {"own": 1.0, **shared})
+        assert (side.failures, side.wandb) == ((), {"own": 2.0, **shared})
+
     def test_a_defect_of_the_engine_is_contained(self, store: Store) -> None:
         """Even an error nobody foresaw stays inside its definition."""
         node = parse("sum(raw_depth) + rate(raw_jobs_total[30s])")

@@ -217,6 +217,32 @@ def test_mismatch_is_a_failure_until_it_is_mended(machine: Machine) -> None:
     watch.fleet.close(5.0)
 
 
+@pytest.mark.parametrize("moment", ["at the start", "later"])
+def test_driver_that_cannot_count_its_gpus_fails_until_it_can(
+    machine: Machine, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    """The collector fails all the time, with one line in the log however often it is tried, and one when it works."""
+    caplog.set_level(logging.INFO)
+    if moment == "at the start":
+        machine.set_call("nvmlDeviceGetCount_v2", error=999)
+    watch = Watch()
+    if moment == "later":
+        wait_until(lambda: watch.get("up") == 1.0)
+        machine.set_call("nvmlDeviceGetCount_v2", error=999)
+    wait_until(lambda: watch.success("nvml") == 0.0)
+    deadline_s = time.monotonic() + 5 * PROBE_S
+    while time.monotonic() < deadline_s:
+        assert watch.success("nvml") == 0.0
+        time.sleep(0.01)
+    machine.set_call("nvmlDeviceGetCount_v2")
+    wait_until(lambda: watch.get("up") == 1.0 and watch.success("nvml") == 1.0)
+    watch.fleet.close(5.0)
+
+    lines = [line for line in caplog.messages if line.startswith("collector nvml driver")]
+    assert [line for line in lines if "works again" in line] == lines[1:]
+    assert len(lines) == 2
+
+
 def test_xids_are_counted_by_code_and_outlive_their_gpu(watch: Watch, machine: Machine) -> None:
     """Equal codes add up, a series begins at 0, and the count stays when the GPU is lost."""
     seen = set()
