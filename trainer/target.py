@@ -38,12 +38,17 @@ class TargetOutput:
     """What one forward pass gives.
 
     Attributes:
-        features: Outputs of the tapped layers, side by side in the order of the layer ids.
+        layers: Outputs of the tapped layers [B, S, H], in the order of the layer ids.
         hidden: Output of the final norm, which `Target.logits` turns into logits.
     """
 
-    features: Tensor
+    layers: tuple[Tensor, ...]
     hidden: Tensor
+
+    @property
+    def features(self) -> Tensor:
+        """Copy the tapped layers side by side [B, S, F]."""
+        return torch.cat(self.layers, dim=-1)
 
 
 class Target:
@@ -185,13 +190,9 @@ class Target:
             cache=cache,
             use_cache=cache is not None,
         )
-        features = torch.cat([self._taps[layer_id] for layer_id in self.layer_ids], dim=-1)
+        layers = tuple(self._taps[layer_id] for layer_id in self.layer_ids)
         self._taps = None
-        return TargetOutput(features=features, hidden=output.last_hidden_state)
-
-    def features(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the outputs of the tapped layers, concatenated [B, S, F]."""
-        return self.forward(input_ids, attention_mask=attention_mask).features
+        return TargetOutput(layers=layers, hidden=output.last_hidden_state)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
