@@ -7,7 +7,7 @@ memory and hold the final norm's output in the last place.
 
 The base model runs without its head: training needs no logits, and at 248,320 tokens they would dwarf the features.
 
-Tensor suffixes: B sequences, S positions, H hidden size, F tapped layers x hidden size, V vocabulary.
+Tensor suffixes: B sequences, S positions, H hidden size, V vocabulary.
 """
 
 import importlib.util
@@ -44,11 +44,6 @@ class TargetOutput:
 
     layers: tuple[Tensor, ...]
     hidden: Tensor
-
-    @property
-    def features(self) -> Tensor:
-        """Copy the tapped layers side by side [B, S, F]."""
-        return torch.cat(self.layers, dim=-1)
 
 
 class Target:

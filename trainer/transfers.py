@@ -11,6 +11,7 @@ Tensor suffixes: B sequences, S positions, P packed positions (no padding), F ta
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ class Download:
             self._turn = (self._turn + 1) % NUM_DOWNLOADS
             memory = self._packed[self._turn]
             torch.cuda.current_stream().wait_event(self._copied[self._turn])
-        packed_PF = _as(memory, sum(batch.lengths), sum(layer.shape[-1] for layer in layers), self._dtype)
+        packed_PF = _as(memory, (sum(batch.lengths), sum(layer.shape[-1] for layer in layers)), self._dtype)
         positions_P = real_positions(batch).to(self._device, non_blocking=True)
         pack_layers(layers, positions_P, packed_PF)
         return packed_PF
@@ -109,7 +110,7 @@ class Download:
         self._stream.wait_stream(torch.cuda.default_stream(self._device))
         if buffer.read is not None:
             self._stream.wait_event(buffer.read)
-        hidden_PF = _as(buffer.memory, *packed_PF.shape, packed_PF.dtype)
+        hidden_PF = _as(buffer.memory, packed_PF.shape, packed_PF.dtype)
         hidden_PF.copy_(packed_PF, non_blocking=True)
         self._copied[self._turn].record(self._stream)
         # An event of its own: the one above is recorded anew before the drafter may have looked at this one.
@@ -169,7 +170,7 @@ class Upload:
         if item.written is not None:
             self._stream.wait_event(item.written)
         self._stream.wait_event(self._unpacked[slot])
-        hidden_PF = _as(self._memory[slot], *item.hidden_PF.shape, item.hidden_PF.dtype)
+        hidden_PF = _as(self._memory[slot], item.hidden_PF.shape, item.hidden_PF.dtype)
         with timed:
             hidden_PF.copy_(item.hidden_PF, non_blocking=True)
         self._arrived[slot].record(self._stream)
@@ -195,9 +196,9 @@ def _unpack(hidden_PF: Tensor, batch: Batch) -> Tensor:
     return padded.view(num_sequences, num_positions, -1)
 
 
-def _as(memory: Tensor, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """The beginning of `memory` as `num_rows` rows of `width` values."""
-    return memory[: num_rows * width * dtype.itemsize].view(dtype).view(num_rows, width)
+def _as(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The beginning of `memory` as a tensor of this shape and dtype."""
+    return memory[: prod(shape) * dtype.itemsize].view(dtype).view(*shape)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
