@@ -1,4 +1,4 @@
-"""Packing of the tapped layers: the kernel, interpreted or compiled, against its torch twin, and that against slices."""
+"""Packing of the tapped layers: the kernel, interpreted or compiled, against its torch twin, that against slices."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
