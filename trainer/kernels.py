@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from trainer.tiled_head import HeadScale, RunningSoftmax
@@ -78,4 +80,43 @@ def fold_logits(products: "Tensor", first_token: int, running: "RunningSoftmax",
         HAS_SOFTCAP=scale.softcap is not None,
         BLOCK=block,
         num_warps=8 if block >= 4096 else 4,  # noqa: PLR2004 - at most 32 values a thread
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton publishes no types
+def _pack_kernel(  # type: ignore[no-untyped-def]
+    layers,
+    positions,
+    packed,
+    layer_width,
+    NUM_LAYERS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program moves a block of columns of one real token, of every layer; the twin is `trainer.packing`."""
+    # 64 bits: a long batch of a wide target has more than 2**31 values.
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = columns < layer_width
+    source = tl.load(positions + row) * layer_width + columns
+    target = packed + row * NUM_LAYERS * layer_width + columns
+    for number in tl.static_range(NUM_LAYERS):
+        values = tl.load(layers[number] + source, mask=is_inside)
+        tl.store(target + number * layer_width, values.to(packed.dtype.element_ty), mask=is_inside)
+
+
+def pack_layers(layers: "Sequence[Tensor]", positions: "Tensor", packed: "Tensor") -> None:
+    """Do what the function of the same name in `trainer.packing` does, in one launch for all layers."""
+    assert packed.is_contiguous()
+    if not len(positions):
+        # CUDA refuses a grid of nothing.
+        return
+    layer_width = layers[0].shape[-1]
+    block = min(triton.next_power_of_2(layer_width), 1024)
+    _pack_kernel[(len(positions), triton.cdiv(layer_width, block))](
+        tuple(layer.contiguous() for layer in layers),
+        positions,
+        packed,
+        layer_width,
+        NUM_LAYERS=len(layers),
+        BLOCK=block,
     )

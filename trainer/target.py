@@ -7,7 +7,7 @@ memory and hold the final norm's output in the last place.
 
 The base model runs without its head: training needs no logits, and at 248,320 tokens they would dwarf the features.
 
-Tensor suffixes: B sequences, S positions, H hidden size, F tapped layers x hidden size, V vocabulary.
+Tensor suffixes: B sequences, S positions, H hidden size, V vocabulary.
 """
 
 import importlib.util
@@ -38,11 +38,11 @@ class TargetOutput:
     """What one forward pass gives.
 
     Attributes:
-        features: Outputs of the tapped layers, side by side in the order of the layer ids.
+        layers: Outputs of the tapped layers [B, S, H], in the order of the layer ids.
         hidden: Output of the final norm, which `Target.logits` turns into logits.
     """
 
-    features: Tensor
+    layers: tuple[Tensor, ...]
     hidden: Tensor
 
 
@@ -185,13 +185,9 @@ class Target:
             cache=cache,
             use_cache=cache is not None,
         )
-        features = torch.cat([self._taps[layer_id] for layer_id in self.layer_ids], dim=-1)
+        layers = tuple(self._taps[layer_id] for layer_id in self.layer_ids)
         self._taps = None
-        return TargetOutput(features=features, hidden=output.last_hidden_state)
-
-    def features(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the outputs of the tapped layers, concatenated [B, S, F]."""
-        return self.forward(input_ids, attention_mask=attention_mask).features
+        return TargetOutput(layers=layers, hidden=output.last_hidden_state)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -59,7 +59,9 @@ class TargetWorker:
                 claim = self._queue.claim()
             if claim is None:
                 return
-            download = download or Download(self._target.device, claim.buffer.nbytes)
+            download = download or Download(
+                self._target.device, claim.buffer.nbytes, self._target.embedding_weight.dtype
+            )
             with phase("load"):
                 batch = self._batches.batch(claim.ticket.batch_index)
             self._queue.put(claim, self._hidden(batch, claim.buffer, download))
@@ -68,11 +70,12 @@ class TargetWorker:
     def _hidden(self, batch: Batch, buffer: HostBuffer, download: Download) -> HiddenBatch:
         phase, device = self.timers.phase, self._target.device
         with phase("forward"), torch.no_grad():
-            features = self._target.features(
-                batch.input_ids.to(device, non_blocking=True), batch.attention_mask.to(device, non_blocking=True)
-            )
+            layers = self._target.forward(
+                batch.input_ids.to(device, non_blocking=True),
+                attention_mask=batch.attention_mask.to(device, non_blocking=True),
+            ).layers
         with phase("pack"):
-            packed = download.pack(features, batch, buffer)
+            packed = download.pack(layers, batch, buffer)
         with download.stream(), phase("d2h"):
             return download.copy(packed, batch, buffer)
 

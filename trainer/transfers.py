@@ -8,13 +8,16 @@ Tensor suffixes: B sequences, S positions, P packed positions (no padding), F ta
 """
 # ruff: noqa: N803, N806, N815 - tensor names carry their shape
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from trainer.batches import Batch
+from trainer.packing import pack_layers
 
 NUM_DOWNLOADS = 2
 """Batches of one target that may be on their way to the host; more would only cost device memory."""
@@ -71,10 +74,12 @@ class Download:
     Args:
         device: Where the target runs.
         num_bytes: Of the largest batch.
+        dtype: In which hidden states travel; layers that compute in another one are cast.
     """
 
-    def __init__(self, device: torch.device, num_bytes: int) -> None:
+    def __init__(self, device: torch.device, num_bytes: int, dtype: torch.dtype) -> None:
         self._device = device
+        self._dtype = dtype
         self._on_gpu = device.type == "cuda"
         self._stream = _stream(device) if self._on_gpu else None
         count = NUM_DOWNLOADS if self._on_gpu else 0
@@ -86,16 +91,16 @@ class Download:
         """The context in which `copy` is to be called and timed."""
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def pack(self, features_BSF: Tensor, batch: Batch, buffer: HostBuffer) -> Tensor:
-        """Gather the real tokens into one contiguous buffer [P, F], on the device that `features_BSF` is on."""
+    def pack(self, layers: Sequence[Tensor], batch: Batch, buffer: HostBuffer) -> Tensor:
+        """Gather the real tokens of the tapped layers into one contiguous buffer [P, F], on the layers' device."""
         memory = buffer.memory
         if self._on_gpu:
             self._turn = (self._turn + 1) % NUM_DOWNLOADS
             memory = self._packed[self._turn]
             torch.cuda.current_stream().wait_event(self._copied[self._turn])
-        packed_PF = _as(memory, sum(batch.lengths), features_BSF)
+        packed_PF = _as(memory, (sum(batch.lengths), sum(layer.shape[-1] for layer in layers)), self._dtype)
         positions_P = real_positions(batch).to(self._device, non_blocking=True)
-        torch.index_select(features_BSF.flatten(0, 1), 0, positions_P, out=packed_PF)
+        pack_layers(layers, positions_P, packed_PF)
         return packed_PF
 
     def copy(self, packed_PF: Tensor, batch: Batch, buffer: HostBuffer) -> HiddenBatch:
@@ -105,7 +110,7 @@ class Download:
         self._stream.wait_stream(torch.cuda.default_stream(self._device))
         if buffer.read is not None:
             self._stream.wait_event(buffer.read)
-        hidden_PF = _as(buffer.memory, packed_PF.shape[0], packed_PF)
+        hidden_PF = _as(buffer.memory, packed_PF.shape, packed_PF.dtype)
         hidden_PF.copy_(packed_PF, non_blocking=True)
         self._copied[self._turn].record(self._stream)
         # An event of its own: the one above is recorded anew before the drafter may have looked at this one.
@@ -165,7 +170,7 @@ class Upload:
         if item.written is not None:
             self._stream.wait_event(item.written)
         self._stream.wait_event(self._unpacked[slot])
-        hidden_PF = _as(self._memory[slot], item.hidden_PF.shape[0], item.hidden_PF)
+        hidden_PF = _as(self._memory[slot], item.hidden_PF.shape, item.hidden_PF.dtype)
         with timed:
             hidden_PF.copy_(item.hidden_PF, non_blocking=True)
         self._arrived[slot].record(self._stream)
@@ -191,10 +196,9 @@ def _unpack(hidden_PF: Tensor, batch: Batch) -> Tensor:
     return padded.view(num_sequences, num_positions, -1)
 
 
-def _as(memory: Tensor, num_rows: int, like: Tensor) -> Tensor:
-    """The beginning of `memory` as `num_rows` rows of the width and dtype of `like`."""
-    width = like.shape[-1]
-    return memory[: num_rows * width * like.element_size()].view(like.dtype).view(num_rows, width)
+def _as(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The beginning of `memory` as a tensor of this shape and dtype."""
+    return memory[: prod(shape) * dtype.itemsize].view(dtype).view(*shape)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

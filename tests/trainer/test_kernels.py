@@ -1,14 +1,12 @@
 """Triton kernels against their torch twins: interpreted on any machine, compiled where there is a GPU."""
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from kernel_copies import copy_of_kernels
 from torch import Tensor
 
-import trainer
 from trainer.tiled_head import HeadScale, RunningSoftmax, cross_entropy, fold_logits
 
 Fold = Callable[[Tensor, int, RunningSoftmax, HeadScale], None]
@@ -18,14 +16,8 @@ NUM_ROWS, NUM_TOKENS, TILE = 9, 301, 100
 
 @pytest.fixture
 def interpreted_fold(monkeypatch: pytest.MonkeyPatch) -> Fold:
-    """The kernel's launcher in a copy of the module that Triton interprets; it decides when a kernel is defined."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    spec = importlib.util.spec_from_file_location("interpreted_kernels", Path(trainer.__file__).parent / "kernels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    fold: Fold = module.fold_logits
+    """The kernel's launcher, interpreted."""
+    fold: Fold = copy_of_kernels(monkeypatch, interpreted=True).fold_logits
     return fold
 
 

@@ -27,6 +27,7 @@ STEP_PATH = (
     "trainer/intake.py",
     "trainer/loss.py",
     "trainer/optimizer.py",
+    "trainer/packing.py",
     "trainer/reduce.py",
     "trainer/step_report.py",
     "trainer/target.py",

@@ -10,12 +10,17 @@ import torch
 from tiny_targets import random_ids, tiny_model, tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from trainer.target import Target, locate
+from trainer.target import Target, TargetOutput, locate
 
 
 def make_target(layer_ids: tuple[int, ...] = (0, 2), *, tied: bool = True, mask_token: str | None = None) -> Target:
     """Return a tiny target."""
     return Target(tiny_model(tied=tied), tiny_tokenizer(mask_token=mask_token), layer_ids)
+
+
+def features(output: TargetOutput) -> torch.Tensor:
+    """Put the tapped layers side by side, as they are packed."""
+    return torch.cat(output.layers, dim=-1)
 
 
 def save(directory: Path) -> Path:
@@ -57,7 +62,7 @@ class TestTaps:
         input_ids = random_ids(2, 9)
         states = target.model(input_ids, output_hidden_states=True).hidden_states
 
-        assert torch.equal(target.features(input_ids), torch.cat([states[3], states[1]], dim=-1))
+        assert torch.equal(features(target.forward(input_ids)), torch.cat([states[3], states[1]], dim=-1))
 
     def test_right_padding_changes_nothing(self) -> None:
         """A sequence has the same features alone and padded on the right beside a longer one."""
@@ -65,10 +70,10 @@ class TestTaps:
         long_ids, short_ids = random_ids(1, 12), random_ids(1, 7, seed=1)
         padded = torch.cat([long_ids, torch.nn.functional.pad(short_ids, (0, 5))])
         mask = torch.arange(12) < torch.tensor([[12], [7]])
-        features = target.features(padded, mask)
+        both = features(target.forward(padded, attention_mask=mask))
 
-        torch.testing.assert_close(features[1, :7], target.features(short_ids)[0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(features[0], target.features(long_ids)[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(both[1, :7], features(target.forward(short_ids))[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(both[0], features(target.forward(long_ids))[0], atol=1e-5, rtol=1e-5)
 
     @pytest.mark.filterwarnings("ignore")  # transformers warns that its fast kernels are missing on a CPU
     def test_hybrid_target_taps_both_kinds_of_layer(self) -> None:
@@ -76,10 +81,11 @@ class TestTaps:
         target = Target(random_hybrid(), tiny_tokenizer(), (0, 1, 2))
         input_ids = random_ids(1, 7)
         states = target.model(input_ids, output_hidden_states=True).hidden_states
-        padded = target.features(torch.nn.functional.pad(input_ids, (0, 3)), (torch.arange(10) < 7)[None])
+        mask = (torch.arange(10) < 7)[None]
+        padded = features(target.forward(torch.nn.functional.pad(input_ids, (0, 3)), attention_mask=mask))
 
-        assert torch.equal(target.features(input_ids), torch.cat(states[1:4], dim=-1))
-        torch.testing.assert_close(padded[:, :7], target.features(input_ids), atol=1e-5, rtol=1e-5)
+        assert torch.equal(features(target.forward(input_ids)), torch.cat(states[1:4], dim=-1))
+        torch.testing.assert_close(padded[:, :7], features(target.forward(input_ids)), atol=1e-5, rtol=1e-5)
 
     def test_cached_passes_give_the_same_as_one(self) -> None:
         """Feeding a sequence in two parts with a cache gives the features and logits of one pass."""
@@ -89,7 +95,7 @@ class TestTaps:
         cache = target.new_cache()
         parts = [target.forward(part, cache=cache) for part in (input_ids[:, :6], input_ids[:, 6:])]
 
-        torch.testing.assert_close(torch.cat([p.features for p in parts], 1), whole.features, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.cat([features(p) for p in parts], 1), features(whole), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(
             torch.cat([target.logits(p.hidden) for p in parts], 1), target.model(input_ids).logits, atol=1e-4, rtol=1e-4
         )
@@ -106,7 +112,7 @@ class TestTaps:
         target = make_target()
 
         assert not any(parameter.requires_grad for parameter in target.model.parameters())
-        assert not target.features(random_ids(1, 5)).requires_grad
+        assert not features(target.forward(random_ids(1, 5))).requires_grad
 
 
 class TestLent:
@@ -159,7 +165,7 @@ class TestLoad:
         """A Hugging Face directory loads in the dtype asked for, with tokenizer and taps."""
         target = Target.load(save(tmp_path), layer_ids=[1], dtype=torch.bfloat16)
 
-        assert target.features(torch.tensor([[1, 2, 3]])).dtype == torch.bfloat16
+        assert features(target.forward(torch.tensor([[1, 2, 3]]))).dtype == torch.bfloat16
         assert target.tokenizer.decode(target.tokenizer("the moon")["input_ids"]) == "the moon"
 
     def test_gguf_of_a_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +187,7 @@ class TestLoad:
 
         assert target.embedding_weight.dtype == torch.float32
         torch.testing.assert_close(target.embedding_weight, torch.from_numpy(embedding), atol=0.02, rtol=0.02)
-        assert target.features(torch.tensor([[1, 2, 3]])).shape == (1, 3, 32)
+        assert features(target.forward(torch.tensor([[1, 2, 3]]))).shape == (1, 3, 32)
 
     @pytest.mark.parametrize(
         ("files", "message"),
