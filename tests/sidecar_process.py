@@ -165,10 +165,11 @@ class Sidecar:
         """Every sample of /metrics by name and labels."""
         return {name + labels: float(value) for name, labels, value in _SAMPLE.findall(self.get("/metrics"))}
 
-    def kill(self) -> None:
-        """Kill -9 and wait for the end."""
+    def kill(self) -> str:
+        """Kill -9 and wait for the end; returns everything it wrote."""
         self.process.kill()
-        self.process.wait()
+        output, _ = self.process.communicate()
+        return output
 
     def terminate(self) -> tuple[float, str]:
         """SIGTERM; returns how long it took to end, and everything it wrote."""

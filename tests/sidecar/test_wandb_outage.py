@@ -1,5 +1,6 @@
 """Long outages with the clock compressed, limits of the spool, and how W&B wants to be treated."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -15,7 +16,12 @@ HASTE = {"look_interval_s": 0.3, "look_timeout_s": 1.0, "lease_s": 1.0, "init_ti
 
 def size_bytes(directory: Path) -> int:
     """Bytes of all files in a directory."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    total = 0
+    for folder, _, names in os.walk(directory):  # a folder that goes meanwhile is no error here
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(folder) / name).stat().st_size
+    return total
 
 
 def memory_bytes(pid: int | None) -> int:
