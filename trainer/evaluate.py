@@ -7,6 +7,9 @@ back when it was trained.
 import argparse
 import os
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,8 +21,10 @@ from trainer.config import TrainerConfig, load_config
 from trainer.drafter import Drafter
 from trainer.export import load_checkpoint
 from trainer.prepare import Materials, prepare
+from trainer.speculate import speculate
 
 EXIT_USER_ERROR = 2
+NUM_TIMED_TOKENS = 8
 
 
 def evaluate(drafter: Drafter, materials: Materials, config: TrainerConfig) -> EvalReport | None:
@@ -29,13 +34,33 @@ def evaluate(drafter: Drafter, materials: Materials, config: TrainerConfig) -> E
         return None
     # In fp32: in bf16 one token at a time and a block at a time round differently, and near-ties flip.
     model = materials.target.model.float()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return evaluate_drafter(
-        drafter.to(model.device).float(),
-        model,
-        prompts,
-        config.evaluation.max_new_tokens,
-        materials.target.eos_token_ids,
-    )
+    drafter = drafter.to(model.device).float()
+    with quickest_threads(lambda: speculate(drafter, model, prompts[0], NUM_TIMED_TOKENS)):
+        return evaluate_drafter(
+            drafter, model, prompts, config.evaluation.max_new_tokens, materials.target.eos_token_ids
+        )
+
+
+@contextmanager
+def quickest_threads(work: Callable[[], object]) -> Iterator[None]:
+    """Use as many CPU threads as did `work` soonest: 1, 2, 4 and so on up to all there are.
+
+    The kernels of a small model are over sooner than threads can meet, and on a machine with other load they wait for
+    each other most of the time.
+    """
+    before = torch.get_num_threads()
+    seconds: dict[int, float] = {}
+    try:
+        for num_threads in sorted({before, *(2**power for power in range(before.bit_length()))}):
+            torch.set_num_threads(num_threads)
+            work()  # the first time also starts the threads
+            begin = time.perf_counter()
+            work()
+            seconds[num_threads] = time.perf_counter() - begin
+        torch.set_num_threads(min(seconds, key=seconds.__getitem__))
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def find_run(path: Path) -> Path:
