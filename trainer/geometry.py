@@ -51,6 +51,10 @@ def drafter_config(target: Target, settings: DrafterSettings) -> DrafterConfig:
         input_embedding_scale=embedding_scale(target.model),
         output_multiplier=scale.multiplier,
         final_logit_softcapping=scale.softcap,
+        conv_kernel_size=settings.conv_kernel_size,
+        conv_group_size=settings.conv_group_size,
+        selector_rank=settings.selector_rank,
+        selector_top_k=settings.selector_top_k,
     )
 
 
