@@ -4,12 +4,11 @@ Each slot of a block keeps its likeliest few tokens. How well one of them follow
 product of two short vectors, one looked up for each of the pair, weighted by what the drafter thinks at that slot. The
 path starts at the anchor and takes at every slot the best sum of that and of the slot's own logit, or draws from it.
 
-It learns from true pairs: given the true token before, the true token should win among the candidates. A slot whose
-true token is no candidate teaches it nothing. The drafter's own layers learn nothing from it: they are trained on
-their own logits, as without a selector, and this rests on them.
+The reference does not say how a selector is trained, so ours is not: a fresh one prefers no pair, and with it a drafter
+proposes what it would without. It is here to decode with published weights, and so that a trained DFlash 2
+drafter has all the tensors that a reader looks for.
 
-Shapes: B samples, N blocks, K block size, R = B*N*(K-1) drafted rows, H hidden size, V vocabulary, C candidates,
-E selector rank.
+Shapes: R drafted rows, H hidden size, V vocabulary, C candidates, E selector rank.
 """
 
 from collections.abc import Callable
@@ -17,13 +16,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
-from torch.utils.checkpoint import checkpoint
-
-DEFAULT_CHUNK_BYTES = 256 * 2**20
 
 
 class CandidateSelector(nn.Module):
-    """Scores which token follows which; it starts indifferent.
+    """Scores which token follows which; it starts indifferent and is not trained.
 
     Args:
         hidden_size: Of the drafter's output, H.
@@ -38,6 +34,7 @@ class CandidateSelector(nn.Module):
         self.predecessor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
         self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
         self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
+        self.requires_grad_(requires_grad=False)
 
     @torch.no_grad()
     def reset(self, std: float, generator: torch.Generator | None) -> None:
@@ -78,53 +75,3 @@ class CandidateSelector(nn.Module):
             spread[row, tokens[row]] = scores[0]
             predecessor = chosen[at] = tokens[row, choose(scores[0])][None]
         return chosen, spread
-
-
-def selector_loss(
-    selector: CandidateSelector,
-    *,
-    hidden: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    logits_of: Callable[[Tensor], Tensor],
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-) -> Tensor:
-    """Weighted cross entropy of the true token among the candidates, summed over all slots.
-
-    Args:
-        selector: Learns; nothing else does.
-        hidden: [B, N*K, H] drafter output.
-        labels: [B, N, K] true tokens; slot 0 is the anchor.
-        weights: [B, N, K], 0 where nothing is to be learned.
-        logits_of: Maps rows [R, H] to float32 logits [R, V].
-        chunk_bytes: Bound on the logits, and on the candidates' vectors, held at a time.
-    """
-    drafted = hidden.detach().view(*labels.shape, -1)[:, :, 1:].flatten(0, 2)
-    true, before, weight = labels[..., 1:].flatten(), labels[..., :-1].flatten(), weights[..., 1:].flatten()
-    vocab_size, rank = selector.successor_codebook.shape
-    chunk_rows = max(1, chunk_bytes // (4 * max(vocab_size, selector.num_candidates * rank)))
-    total = torch.zeros((), device=hidden.device)
-    for start in range(0, len(drafted), chunk_rows):
-        part = slice(start, start + chunk_rows)
-        with torch.no_grad():
-            own, tokens = selector.candidates(logits_of(drafted[part]))
-        total = total + checkpoint(
-            _chunk_loss, selector, drafted[part], before[part], own, tokens, true[part], weight[part],
-            use_reentrant=False,
-        )  # fmt: skip
-    return total
-
-
-def _chunk_loss(  # noqa: PLR0913, PLR0917 - checkpoint passes inputs one by one
-    selector: CandidateSelector,
-    hidden: Tensor,
-    before: Tensor,
-    own: Tensor,
-    tokens: Tensor,
-    true: Tensor,
-    weight: Tensor,
-) -> Tensor:
-    scores = selector.scores(hidden, before, own, tokens).float()
-    is_true = tokens == true[:, None]
-    true_score = (scores * is_true).sum(dim=1)
-    return ((scores.logsumexp(dim=1) - true_score) * weight * is_true.any(dim=1)).sum()

@@ -80,6 +80,14 @@ class DrafterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     num_attention_heads: Annotated[int, Meta(ge=0, description="0 takes the target's")] = 0
     num_key_value_heads: Annotated[int, Meta(ge=0, description="0 takes the target's")] = 0
     head_dim: Annotated[int, Meta(ge=0, description="0 takes the target's")] = 0
+    conv_kernel_size: Annotated[
+        Positive | None, Meta(description="set with the next three for a DFlash 2 drafter; published ones have 2")
+    ] = None
+    conv_group_size: Annotated[Positive | None, Meta(description="DFlash 2: channels a group; published 16")] = None
+    selector_rank: Annotated[
+        Positive | None, Meta(description="DFlash 2: of the candidate selector, which is not trained; published 256")
+    ] = None
+    selector_top_k: Annotated[Positive | None, Meta(description="DFlash 2: candidates a slot; published 16")] = None
     mask_token_id: Annotated[
         int | None, Meta(description="token fed in masked slots; unset takes the tokenizer's or an unused row")
     ] = None

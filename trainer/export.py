@@ -37,6 +37,7 @@ _PLAIN_FIELDS = (
 )  # fmt: skip
 _DFLASH_FIELDS = ("mask_token_id", "target_layer_ids")
 _OPTIONAL_DFLASH_FIELDS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+_SECOND_FIELDS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
 def export_drafter(
@@ -55,7 +56,7 @@ def export_drafter(
     try:
         partial.chmod(0o755)
         save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
-        (partial / CONFIG_FILE).write_text(json.dumps(_inference_config(config, dtype), indent=2) + "\n")
+        (partial / CONFIG_FILE).write_text(json.dumps(drafter_config_json(config, dtype), indent=2) + "\n")
         partial.rename(out_dir)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -98,12 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(f"wrote {options.out_dir}\n")
 
 
-def _inference_config(config: DrafterConfig, dtype: torch.dtype) -> dict[str, object]:
+def drafter_config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, object]:
+    """What `config.json` says of a drafter whose weights are written in `dtype`."""
     default = {field.name: field.default for field in msgspec.structs.fields(DrafterConfig)}
     values: dict[str, Any] = msgspec.to_builtins(config)
-    optional = [name for name in _OPTIONAL_DFLASH_FIELDS if values[name] != default[name]]
+    optional = [name for name in (*_OPTIONAL_DFLASH_FIELDS, *_SECOND_FIELDS) if values[name] != default[name]]
     fields = {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["DFlashDraftModel" if config.selector_rank is None else "DFlash2DraftModel"],
         "model_type": "qwen3",
         "attention_bias": False,
         "attention_dropout": 0.0,

@@ -26,7 +26,7 @@ class DrafterOptimizer:
     """
 
     def __init__(self, drafter: nn.Module, name: OptimizerName, *, weight_decay: float) -> None:
-        parameters = list(drafter.parameters())
+        parameters = [p for p in drafter.parameters() if p.requires_grad]
         self._matrices = [p for p in parameters if name == "muon" and p.ndim == 2]  # noqa: PLR2004 - rows and columns
         others = [p for p in parameters if name == "adamw" or p.ndim != 2]  # noqa: PLR2004 - the same
         self._adamw = torch.optim.AdamW(others, weight_decay=weight_decay, fused=True)

@@ -54,7 +54,7 @@ class FlatGradients:
     """
 
     def __init__(self, drafter: nn.Module, num_sums: int) -> None:
-        parameters = list(drafter.parameters())
+        parameters = [p for p in drafter.parameters() if p.requires_grad]
         num_values = sum(parameter.numel() for parameter in parameters)
         self.all = torch.zeros(num_values + num_sums, device=parameters[0].device)
         self.gradients, self.sums = self.all[:num_values], self.all[num_values:]

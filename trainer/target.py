@@ -30,6 +30,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from trainer.target_scales import check_head, head_scale
+from trainer.tiled_head import head_logits
+
 PACKAGE_PREFIX = "package:"
 
 
@@ -57,7 +60,7 @@ class Target:
         layer_ids: Decoder layers to tap, 0-based.
 
     Raises:
-        ValueError: The model has no decoder layers to tap, or not these.
+        ValueError: The model has no decoder layers to tap, or not these, or a head that cannot be borrowed.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layer_ids: Sequence[int]) -> None:
@@ -66,7 +69,7 @@ class Target:
         self.tokenizer = tokenizer
         self.layer_ids = tuple(layer_ids)
         self._decoder = cast("nn.Module", model.get_decoder())  # type: ignore[no-untyped-call]
-        self._head = cast("nn.Linear", model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        self._head = check_head(model)
         layers = getattr(self._decoder, "layers", None)
         if not isinstance(layers, nn.ModuleList):
             raise ValueError(  # noqa: TRY004 - the user chose the target
@@ -191,8 +194,8 @@ class Target:
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the output head to `TargetOutput.hidden`."""
-        return cast("Tensor", self._head(hidden))
+        """The model's own logits, in fp32, of `TargetOutput.hidden`."""
+        return head_logits(hidden, self.head_weight, head_scale(self.model))
 
     def new_cache(self) -> DynamicCache:
         """Return an empty key-value cache for `forward`."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import random_prompts, tapped, tiny_config, tiny_drafter, tiny_target
+from tiny_models import SECOND, random_prompts, tapped, tiny_config, tiny_drafter, tiny_target
 
 from trainer.anchors import block_masks
 from trainer.drafter import Drafter
@@ -22,6 +22,7 @@ VARIANTS = [
     pytest.param(
         {"input_embedding_scale": 8.0, "output_multiplier": 0.5, "final_logit_softcapping": 30.0}, id="scaled"
     ),
+    pytest.param(SECOND, id="DFlash 2"),
 ]
 
 
@@ -40,7 +41,10 @@ def test_reference_loads_the_export(changes: dict[str, object], tmp_path: Path) 
     drafter, target = tiny_drafter(config), tiny_target()
     export_drafter(drafter.state_dict(), config, tmp_path / "out", torch.float32)
 
-    reference, info = dflash.model.DFlashDraftModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    reference, info = getattr(dflash.model, written["architectures"][0]).from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
 
     assert {name: list(keys) for name, keys in info.items() if keys} == {}
     assert reference.block_size == config.block_size
