@@ -1,11 +1,14 @@
 """What a run works on: the target, the samples to train on and the prompts held back for the evaluation."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from trainer.config import TrainerConfig
 from trainer.data import Sample, SampleReader
@@ -113,3 +116,9 @@ def load_target(config: TrainerConfig, path: str, device: torch.device) -> Targe
     # How many layers there are is only known once it is loaded, and taps are cheap to move.
     target = Target.load(path, layer_ids=(0,), dtype=dtype, device=device)
     return Target(target.model, target.tokenizer, layer_ids(config.target, target.num_layers))
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What tells one tokenizer from another: every token with its id, and the chat template."""
+    known = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]
+    return hashlib.sha256(msgspec.json.encode(known)).hexdigest()

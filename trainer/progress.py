@@ -19,10 +19,11 @@ class Progress:
     Args:
         first_step: where this session starts.
         last_step: where it ends.
-        stream: where to write; a terminal gets a bar.
+        stream: where to write, else standard output; a terminal gets a bar.
     """
 
-    def __init__(self, first_step: int, last_step: int, stream: TextIO = sys.stdout) -> None:
+    def __init__(self, first_step: int, last_step: int, stream: TextIO | None = None) -> None:
+        stream = stream or sys.stdout
         # A terminal of no size, as some containers give, would show nothing of a bar.
         self._interactive = stream.isatty() and os.get_terminal_size(stream.fileno()).lines > 1
         self._interval_s = TERMINAL_INTERVAL_S if self._interactive else LOG_INTERVAL_S

@@ -26,13 +26,14 @@ from trainer.evaluate import evaluate
 from trainer.export import export_drafter
 from trainer.instruments import own_thread
 from trainer.pipeline import Pipeline
-from trainer.prepare import Materials, prepare
+from trainer.prepare import Materials, prepare, tokenizer_digest
 from trainer.progress import Progress
 from trainer.supervisor import Stop, exit_status, stop_on_signals
 from trainer.world import Rank, World
 
 CONFIG_FILE = "config.json"
 REPORT_FILE = "report.json"
+TOKENIZER_FILE = "tokenizer.sha256"
 EXPORT_DIR = "drafter"
 MAX_MESSAGE_CHARS = 1000
 
@@ -109,7 +110,7 @@ def _live(request: RunRequest, materials: Materials, world: World, start_s: floa
     exit_code = 1
     report = None
     try:
-        _open(request, pipeline)
+        _open(request, pipeline, materials)
         with stop_on_signals(stop, request.say):
             train_seconds = _train(request, pipeline)
         if stop.signal is not None or pipeline.state.step < request.last_step:
@@ -136,6 +137,7 @@ def _build(request: RunRequest, materials: Materials, world: World, stop: Stop) 
     resumed = store.load_latest() if request.resume else None
     if resumed is not None:
         check_same_geometry(resumed, materials)
+        check_same_tokenizer(request.out_dir, materials)
         # Without a report the end was interrupted, and what is missing is the evaluation alone.
         if resumed.state.step >= request.last_step and (request.out_dir / REPORT_FILE).exists():
             raise ValueError(
@@ -147,14 +149,14 @@ def _build(request: RunRequest, materials: Materials, world: World, stop: Stop) 
     )
 
 
-def _open(request: RunRequest, pipeline: Pipeline) -> None:
+def _open(request: RunRequest, pipeline: Pipeline, materials: Materials) -> None:
     """Start telemetry, then claim the run's directory: a name that is taken must leave nothing behind."""
     telemetry = request.config.telemetry
     if telemetry.enabled:
         path = pipeline.start_telemetry(runtime_dir(request.environ))
         request.say(f"telemetry: {path}, every {telemetry.interval_s:g} s")
     if request.rank.leads:
-        _claim_directory(request)
+        _claim_directory(request, materials)
 
 
 def check_same_geometry(checkpoint: Checkpoint, materials: Materials) -> None:
@@ -165,11 +167,24 @@ def check_same_geometry(checkpoint: Checkpoint, materials: Materials) -> None:
         raise ValueError(f"--resume: the checkpoint's drafter differs from the settings: {'; '.join(differing)}")
 
 
-def _claim_directory(request: RunRequest) -> None:
+def check_same_tokenizer(run_dir: Path, materials: Materials) -> None:
+    """Refuse another tokenizer or chat template than the run began with; raises ValueError."""
+    path = run_dir / TOKENIZER_FILE
+    # Runs of earlier versions have no such file.
+    if path.exists() and path.read_text().strip() != tokenizer_digest(materials.target.tokenizer):
+        raise ValueError(
+            "--resume: the target's tokenizer or chat template is not the one the run began with, so its samples "
+            "would be others; put it back, or start a new run"
+        )
+
+
+def _claim_directory(request: RunRequest, materials: Materials) -> None:
     try:
         request.out_dir.mkdir(parents=True, exist_ok=True)
         encoded = msgspec.json.format(msgspec.json.encode(request.config))
         write_atomically(request.out_dir / CONFIG_FILE, encoded + b"\n")
+        digest = tokenizer_digest(materials.target.tokenizer)
+        write_atomically(request.out_dir / TOKENIZER_FILE, digest.encode() + b"\n")
     except OSError as error:
         raise ValueError(f"--out {request.out_dir}: {error.strerror}; choose a writable directory") from error
 
