@@ -67,7 +67,7 @@ class DrafterOptimizer:
             kept = [matrix.detach(), *muon.state[matrix].values()]
             before = [tensor.clone() for tensor in kept]
             group["params"] = [matrix]
-            muon.step()
+            muon.step()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for tensor, old in zip(kept, before, strict=True):
                 torch.where(finite, tensor, old, out=tensor)
         group["params"] = list(self._matrices)
