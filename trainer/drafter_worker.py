@@ -30,6 +30,7 @@ from trainer.hidden_queue import Receiver
 from trainer.instruments import PhaseTimers, own_thread
 from trainer.intake import Intake
 from trainer.loss import DrafterLoss, LossOptions, Objective, drafter_loss
+from trainer.nonfinite import leave_out_nonfinite
 from trainer.optimizer import DrafterOptimizer
 from trainer.reduce import FlatGradients, Outcome, Reduction, Share
 from trainer.step_report import StepReport
@@ -192,9 +193,10 @@ class DrafterWorker:
         block = self._blocks(arrival)
         with self.timers.phase("forward"), self._autocast():
             noise = F.embedding(block.noise_ids, self._borrowed.embedding_weight)
+            kept = leave_out_nonfinite(intake.finish(arrival).to(noise.dtype), block.weights)
             hidden = self.drafter(
                 noise * self.drafter.config.input_embedding_scale,
-                intake.finish(arrival).to(noise.dtype),
+                kept.hidden,
                 block.position_ids,
                 block.masks,
             )
@@ -202,13 +204,13 @@ class DrafterWorker:
                 hidden,
                 self._borrowed.head_weight,
                 block.labels,
-                block.weights,
+                kept.weights,
                 self.drafter.config,
                 LossOptions(objective=self._objective, slots=block.learned_slots),
             )
         with self.timers.phase("backward"):
             loss.numerator.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            self._flat.sums.add_(_sums(loss))
+            self._flat.sums.add_(_sums(loss, kept.num_skipped))
         return arrival, block
 
     def _blocks(self, arrival: Arrival) -> BlockBatch:
@@ -250,21 +252,22 @@ def _share(learned: list[tuple[Arrival, BlockBatch]]) -> Share:
 
 def num_sums(block_size: int) -> int:
     """How many figures `_sums` returns."""
-    return 4 + 2 * (block_size - 1)
+    return 5 + 2 * (block_size - 1)
 
 
-def _sums(loss: DrafterLoss) -> Tensor:
+def _sums(loss: DrafterLoss, num_skipped: Tensor) -> Tensor:
     """Everything of a loss that is added up over batches and workers, in one tensor, still on the device."""
-    single = (loss.numerator.detach(), loss.denominator, loss.accept_length_sum, loss.num_complete_blocks)
+    accepted = (loss.accept_length_sum, loss.num_complete_blocks)
+    single = (loss.numerator.detach(), loss.denominator, *accepted, num_skipped)
     return torch.cat([torch.stack(single), loss.num_correct, loss.num_predicted])
 
 
 def _scalars(sums: Tensor, grad_norm: Tensor) -> Tensor:
-    """Loss, gradient norm, simulated acceptance length and accuracy per position in one tensor, still on the device.
+    """Loss, gradient norm, simulated acceptance length, skipped samples and accuracy per position in one tensor.
 
-    A figure that had nothing to be measured on is NaN.
+    Still on the device. A figure that had nothing to be measured on is NaN.
     """
-    numerator, denominator, accept_length_sum, num_complete_blocks = sums[:4]
-    num_correct, num_predicted = sums[4:].chunk(2)
-    head = torch.stack([numerator / denominator, grad_norm, accept_length_sum / num_complete_blocks])
+    numerator, denominator, accept_length_sum, num_complete_blocks, num_skipped = sums[:5]
+    num_correct, num_predicted = sums[5:].chunk(2)
+    head = torch.stack([numerator / denominator, grad_norm, accept_length_sum / num_complete_blocks, num_skipped])
     return torch.cat([head, num_correct / num_predicted])

@@ -121,15 +121,17 @@ class StepMailbox:
 
     Args:
         skipped: counts steps whose gradient was not finite, which the optimizer left out.
+        skipped_hidden: counts samples whose hidden states were not finite, which the loss left out.
         dropped: counts steps that fell out because nobody collected them.
     """
 
-    def __init__(self, skipped: Counter, dropped: Counter) -> None:
+    def __init__(self, skipped: Counter, skipped_hidden: Counter, dropped: Counter) -> None:
         self._dropped = dropped
         self._pending: deque[tuple[StepFacts, Tensor, torch.cuda.Event | None]] = deque(maxlen=MAILBOX_STEPS)
         self._ring: Tensor | None = None
         self._num_posted = 0
         self._skipped = skipped
+        self._skipped_hidden = skipped_hidden
         self.latest: Step | None = None
         """The newest step that has been collected."""
 
@@ -143,7 +145,8 @@ class StepMailbox:
 
         Args:
             facts: known on the host.
-            scalars: [3 + K-1] on any device: loss, gradient norm, simulated acceptance length, accuracy per position.
+            scalars: [4 + K-1] on any device: loss, gradient norm, simulated acceptance length, samples left out,
+                accuracy per position.
         """
         if len(self._pending) == MAILBOX_STEPS:
             self._dropped.add()
@@ -166,9 +169,10 @@ class StepMailbox:
             if event is not None and not _has_landed(event):
                 self._pending.appendleft(waiting)
                 return
-            loss, grad_norm, accept_length, *accuracy = scalars.tolist()
+            loss, grad_norm, accept_length, num_skipped, *accuracy = scalars.tolist()
             if not math.isfinite(grad_norm):
                 self._skipped.add()
+            self._skipped_hidden.add(num_skipped)
             self.latest = Step(
                 session="",
                 seq=0,

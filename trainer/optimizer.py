@@ -41,8 +41,7 @@ class DrafterOptimizer:
     def step(self, learning_rate: float, grad_norm: Tensor) -> None:
         """Update the parameters; their gradients stay where they are.
 
-        With AdamW a gradient that is not finite leaves the parameters as they are. With Muon it is taken for zero, so
-        that the matrices move once more by their momentum alone.
+        A gradient that is not finite leaves the parameters and the state of the optimizer as they are.
 
         Args:
             learning_rate: For this step.
@@ -51,13 +50,27 @@ class DrafterOptimizer:
         finite = torch.isfinite(grad_norm)
         # The fused kernel skips the update by itself when this is 1, as it does for a GradScaler.
         self._adamw.found_inf = (~finite).float()  # type: ignore[attr-defined]
-        for parameter in self._matrices:
-            assert parameter.grad is not None
-            parameter.grad.masked_fill_(~finite, 0.0)
         for optimizer in self._parts().values():
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
-            optimizer.step()
+        self._adamw.step()
+        if self._muon is not None:
+            self._step_muon(self._muon, finite)
+
+    def _step_muon(self, muon: torch.optim.Muon, finite: Tensor) -> None:
+        """Update the matrices one by one: torch's Muon cannot skip, and so only one of them is kept to be put back."""
+        (group,) = muon.param_groups
+        for matrix in self._matrices:
+            assert matrix.grad is not None
+            matrix.grad.masked_fill_(~finite, 0.0)
+            # Before the first step there is no momentum, and a gradient of zero leaves it at zero.
+            kept = [matrix.detach(), *muon.state[matrix].values()]
+            before = [tensor.clone() for tensor in kept]
+            group["params"] = [matrix]
+            muon.step()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for tensor, old in zip(kept, before, strict=True):
+                torch.where(finite, tensor, old, out=tensor)
+        group["params"] = list(self._matrices)
 
     def state_dict(self) -> dict[str, object]:
         """Return everything needed to continue, for `torch.save`."""

@@ -79,6 +79,7 @@ class Pipeline:
         self._cleanup = ExitStack()
         self.mailbox = StepMailbox(
             skipped=self._cells.counter("dflash_samples_skipped_total", reason="nonfinite_gradient"),
+            skipped_hidden=self._cells.counter("dflash_samples_skipped_total", reason="nonfinite_hidden"),
             dropped=self._cells.counter("dflash_telemetry_dropped_steps_total"),
         )
         self._count_skipped(materials.skipped)

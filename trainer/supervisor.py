@@ -14,8 +14,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+import torch
+
 from shared.thread_name import name_this_thread
 from trainer.hidden_queue import QueueClosedError
+from trainer.out_of_memory import explain_out_of_memory
 
 JOIN_TIMEOUT_S = 60.0
 
@@ -85,6 +88,10 @@ class Supervisor:
         except (QueueClosedError, threading.BrokenBarrierError):
             # Only ever the consequence of another worker's end, which tells its own story.
             return
+        except torch.OutOfMemoryError as error:
+            # On this thread, whose current GPU is the one that is full.
+            explain_out_of_memory(error, name, torch.cuda.memory_stats())
+            self._fail(error)
         except BaseException as error:  # noqa: BLE001 - kept and raised in the main thread
             self._fail(error)
 

@@ -76,6 +76,26 @@ class TestDrafterOptimizer:
         assert not any(torch.equal(a, b) for a, b in zip(after, model.parameters(), strict=True))
 
     @BOTH
+    @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+    def test_a_skipped_step_leaves_no_trace(self, name: OptimizerName, scale: float) -> None:
+        """With momentum and weight decay at work, a broken gradient in between changes no later bit."""
+        poisoned, clean = make_model(), make_model()
+        first = DrafterOptimizer(poisoned, name, weight_decay=0.1)
+        second = DrafterOptimizer(clean, name, weight_decay=0.1)
+        run(poisoned, first, range(3))
+        first.step(0.1, set_gradients(poisoned, 99, scale))
+        run(poisoned, first, range(3, 6))
+        run(clean, second, range(6))
+
+        for mine, theirs in zip(poisoned.parameters(), clean.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+        for part, state in second.state_dict().items():
+            assert isinstance(state, dict)
+            found = first.state_dict()[part]
+            assert isinstance(found, dict)
+            torch.testing.assert_close(found["state"], state["state"], rtol=0, atol=0)
+
+    @BOTH
     def test_resumed_run_is_bit_equal(self, name: OptimizerName) -> None:
         """Stopping, saving and continuing ends with the same weights as never stopping."""
         whole, first = make_model(), make_model()

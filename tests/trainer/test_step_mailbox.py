@@ -19,12 +19,13 @@ class Mailbox:
         cells = Cells(TRAINER_FAMILIES)
         self.dropped = cells.counter("dflash_telemetry_dropped_steps_total")
         self.skipped = cells.counter("dflash_samples_skipped_total", reason="nonfinite_gradient")
-        self.mailbox = StepMailbox(self.skipped, self.dropped)
-        self._scalars = torch.zeros(5)
+        self.skipped_hidden = cells.counter("dflash_samples_skipped_total", reason="nonfinite_hidden")
+        self.mailbox = StepMailbox(self.skipped, self.skipped_hidden, self.dropped)
+        self._scalars = torch.zeros(6)
 
     def post(self, step: int, grad_norm: float = 1.0) -> int:
         """Post a step whose loss is its number, always in the same tensor; returns where its scalars lie."""
-        self._scalars.copy_(torch.tensor([step, grad_norm, 1.5, 0.5, 0.25]))
+        self._scalars.copy_(torch.tensor([step, grad_norm, 1.5, 2.0, 0.5, 0.25]))
         facts = StepFacts(
             time_s=float(step),
             step=step,
@@ -80,6 +81,7 @@ def test_a_gradient_that_is_not_finite_is_counted(monkeypatch: pytest.MonkeyPatc
     box.collect()
 
     assert box.skipped.value == 2
+    assert box.skipped_hidden.value == 3 * 2.0, "two samples a step"
 
 
 def test_a_step_that_has_not_landed_waits_at_the_head(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ STEP_PATH = (
     "trainer/instruments.py",
     "trainer/intake.py",
     "trainer/loss.py",
+    "trainer/nonfinite.py",
     "trainer/optimizer.py",
     "trainer/packing.py",
     "trainer/reduce.py",

@@ -82,6 +82,7 @@ def worker(optimizer: OptimizerName, monkeypatch: pytest.MonkeyPatch) -> Drafter
     cells = Cells(TRAINER_FAMILIES)
     mailbox = StepMailbox(
         skipped=cells.counter("dflash_samples_skipped_total", reason="nonfinite_gradient"),
+        skipped_hidden=cells.counter("dflash_samples_skipped_total", reason="nonfinite_hidden"),
         dropped=cells.counter("dflash_telemetry_dropped_steps_total"),
     )
     weight = torch.zeros(VOCAB_SIZE, 64, device=META)
