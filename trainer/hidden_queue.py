@@ -146,6 +146,8 @@ class HiddenQueue(Generic[B, T]):
             if not self._may_claim():
                 with self._blocked("put"):
                     self._changed.wait_for(self._may_claim)
+            if self._tickets is None and not self._aborted:
+                return None  # whoever comes late may find that the receivers have all and are gone
             self._check_open()
             ticket = next(self._tickets, None) if self._tickets else None
             if ticket is None:
@@ -215,7 +217,7 @@ class HiddenQueue(Generic[B, T]):
             return item
 
     def _may_claim(self) -> bool:
-        return bool(self._free) or self._aborted or not self._open_receivers
+        return bool(self._free) or self._aborted or not self._open_receivers or self._tickets is None
 
     def _may_take(self, receiver: int) -> bool:
         if self._aborted:

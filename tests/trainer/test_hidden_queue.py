@@ -115,6 +115,14 @@ def test_a_large_window_favours_long_batches() -> None:
     assert short_1 > short_8 > short_32 > 0
 
 
+def test_late_sender_finds_the_end() -> None:
+    """A sender that asks when receivers have taken everything and left is told that nothing is left, not that it failed."""
+    queue = make_queue([1, 1], num_buffers=2)
+
+    assert sorted(drain(queue)) == [0, 1]
+    assert queue.claim() is None
+
+
 def test_claims_wait_for_a_buffer() -> None:
     """A sender cannot begin a batch before there is room for it; the room of a batch comes back on release."""
     queue = make_queue([1, 1, 1], num_buffers=2)
