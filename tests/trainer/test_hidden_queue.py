@@ -116,7 +116,7 @@ def test_a_large_window_favours_long_batches() -> None:
 
 
 def test_late_sender_finds_the_end() -> None:
-    """A sender that asks when receivers have taken everything and left is told that nothing is left, not that it failed."""
+    """A sender that asks when receivers have taken everything and left is told that nothing is left: no failure."""
     queue = make_queue([1, 1], num_buffers=2)
 
     assert sorted(drain(queue)) == [0, 1]

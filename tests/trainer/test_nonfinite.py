@@ -11,7 +11,7 @@ from training_run import trainer_arguments
 from trainer.app import main
 from trainer.nonfinite import leave_out_nonfinite
 from trainer.pipeline import Pipeline
-from trainer.target import Target
+from trainer.target import Target, TargetOutput
 
 STEPS = 4
 NUM_POISONED = 5
@@ -39,20 +39,20 @@ def test_training_goes_on_without_poisoned_samples(
     workers: tuple[str, ...], small_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample of each of the first five batches is poisoned: five are counted, no step is lost, weights are finite."""
-    clean, calls, pipelines = Target.features, count(), []
+    clean, calls, pipelines = Target.forward, count(), []
     close = Pipeline.close
 
-    def poisoned(target: Target, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        features = clean(target, input_ids, attention_mask)
+    def poisoned(target: Target, input_ids: Tensor, attention_mask: Tensor | None = None) -> TargetOutput:
+        output = clean(target, input_ids, attention_mask)
         if next(calls) < NUM_POISONED:
-            features[0, 0, 0] = float("nan")
-        return features
+            output.layers[0][0, 0, 0] = float("nan")
+        return output
 
     def remember(pipeline: Pipeline, exit_code: int) -> None:
         pipelines.append(pipeline)
         close(pipeline, exit_code)
 
-    monkeypatch.setattr(Target, "features", poisoned)
+    monkeypatch.setattr(Target, "forward", poisoned)
     monkeypatch.setattr(Pipeline, "close", remember)
     settings: dict[str, object] = {
         "train__steps": STEPS,
