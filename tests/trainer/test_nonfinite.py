@@ -42,8 +42,8 @@ def test_training_goes_on_without_poisoned_samples(
     clean, calls, pipelines = Target.forward, count(), []
     close = Pipeline.close
 
-    def poisoned(target: Target, input_ids: Tensor, attention_mask: Tensor | None = None) -> TargetOutput:
-        output = clean(target, input_ids, attention_mask)
+    def poisoned(target: Target, input_ids: Tensor, *, attention_mask: Tensor | None = None) -> TargetOutput:
+        output = clean(target, input_ids, attention_mask=attention_mask)
         if next(calls) < NUM_POISONED:
             output.layers[0][0, 0, 0] = float("nan")
         return output
