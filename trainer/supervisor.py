@@ -14,11 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-import torch
-
 from shared.thread_name import name_this_thread
 from trainer.hidden_queue import QueueClosedError
-from trainer.out_of_memory import explain_out_of_memory
 
 JOIN_TIMEOUT_S = 60.0
 
@@ -82,6 +79,10 @@ class Supervisor:
             raise self._failure
 
     def _guard(self, name: str, work: Callable[[], None]) -> None:
+        import torch  # noqa: PLC0415 - the command line reads this module before it says how torch is to allocate
+
+        from trainer.out_of_memory import explain_out_of_memory  # noqa: PLC0415
+
         name_this_thread(name)
         try:
             work()
