@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from shared.schema import Family
-from sidecar.collectors.reading import Value, export
+from sidecar.collectors.reading import export
 from sidecar.samples import ExportedFamily, Labels, Point, labels_of
 from sidecar.session_feed import SessionFeed
 from sidecar.stored import StoredSession
@@ -42,7 +42,7 @@ SIDECAR_FAMILIES = (
 
 def liveness(feeds: Iterable[SessionFeed], gone: StoredSession | None) -> tuple[ExportedFamily, ...]:
     """Who is alive, and who was until a moment ago when nobody is."""
-    values: list[Value] = []
+    values: list[Point] = []
     live = [feed for feed in feeds if feed.stored.ended_s is None]
     for feed in live:
         labels, hello = feed.stored.labels, feed.stored.hello
@@ -64,11 +64,11 @@ def liveness(feeds: Iterable[SessionFeed], gone: StoredSession | None) -> tuple[
     return export(LIVENESS_FAMILIES, values)
 
 
-def counted(counts: Mapping[tuple[str, str], int] | None) -> list[Value]:
+def counted(counts: Mapping[tuple[str, str], int] | None) -> list[Point]:
     """The journal's counts under their public names; known reasons that never occurred are shown as 0."""
     if counts is None:
         return []
-    values: list[Value] = [
+    values: list[Point] = [
         ("dflash_records_received_total", (), float(counts.get(("received", ""), 0))),
         ("dflash_records_replayed_total", (), float(counts.get(("replayed", ""), 0))),
     ]

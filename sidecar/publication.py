@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from sidecar.collectors.reading import Reading, Value, export, families_of
+from sidecar.collectors.reading import Reading, export, families_of
 from sidecar.definitions import DefinitionSet, Failure, Outcome
 from sidecar.exposition import SIDECAR_FAMILIES, counted, liveness
 from sidecar.journal import Journal
 from sidecar.live_definitions import LiveDefinitions
 from sidecar.outlet import WandbOutlet
 from sidecar.pipeline import Pipeline
-from sidecar.samples import Result, labels_of, samples_of
+from sidecar.samples import Point, Result, labels_of, samples_of
 from sidecar.sinks.prometheus import PrometheusSink
 from sidecar.status import (
     DefinitionStatus,
@@ -151,7 +151,7 @@ class Publication:
             self._step_outcome = (*key, definitions.evaluate(store, max(steps), "step"))
         return definitions.evaluate(store, now_s, "tick"), self._step_outcome[2]
 
-    def _about_definitions(self, shown: _Shown) -> list[Value]:
+    def _about_definitions(self, shown: _Shown) -> list[Point]:
         failing = _failures(shown.outcomes)
         return [
             ("dflash_definitions_info", labels_of(digest=shown.definitions.digest), 1.0),
@@ -162,7 +162,7 @@ class Publication:
             ),
         ]
 
-    def _about_sinks(self, sink: PrometheusSink, wandb: SinkStatus) -> list[Value]:
+    def _about_sinks(self, sink: PrometheusSink, wandb: SinkStatus) -> list[Point]:
         return [
             ("dflash_sidecar_info", labels_of(version=self._version), 1.0),
             ("dflash_sidecar_start_time_seconds", (), START_S),

@@ -12,8 +12,6 @@ RUN_LABEL = "run"
 """On the series of a trainer that was accepted beside one of another run."""
 Labels = tuple[tuple[str, str], ...]
 """Label pairs sorted by name, without the metric name."""
-
-
 Point = tuple[str, Labels, float]
 """Sample name, labels and value."""
 
@@ -49,6 +47,11 @@ class Result(msgspec.Struct, frozen=True):
 def labels_of(**pairs: str) -> Labels:
     """Labels from keyword arguments, sorted."""
     return tuple(sorted(pairs.items()))
+
+
+def with_label(labels: Labels, name: str, value: str) -> Labels:
+    """Labels and one more, sorted."""
+    return tuple(sorted((*labels, (name, value))))
 
 
 def samples_of(families: Iterable[ExportedFamily], time_s: float) -> list[Sample]:

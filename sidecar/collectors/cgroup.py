@@ -13,9 +13,7 @@ import psutil
 
 from sidecar.collectors.kernel_file import read_kernel_file
 from sidecar.collectors.pressure import pressure_of
-from sidecar.collectors.reading import Value
-from sidecar.collectors.threads import with_label
-from sidecar.samples import Labels
+from sidecar.samples import Labels, Point, with_label
 
 UNLIMITED_BYTES = 2**62
 """Version 1 writes the largest number it has."""
@@ -77,7 +75,7 @@ class ControlGroups:
         self._text = ""
         self._mounts: list[Mount] = []
 
-    def values(self, pid: int, whose: str, labels: Labels = ()) -> Iterator[Value]:
+    def values(self, pid: int, whose: str, labels: Labels = ()) -> Iterator[Point]:
         """All points of one process; raises psutil.NoSuchProcess."""
         try:
             text = (Path(psutil.PROCFS_PATH) / str(pid) / "cgroup").read_text(errors="surrogateescape")
@@ -88,7 +86,7 @@ class ControlGroups:
         yield from values_of(text, self._mounts, with_label(labels, "process", whose))
 
 
-def values_of(text: str, mounts: list[Mount], labels: Labels) -> Iterator[Value]:
+def values_of(text: str, mounts: list[Mount], labels: Labels) -> Iterator[Point]:
     """All points for the text of a `/proc/PID/cgroup`."""
     cpu, memory = (groups_of(text, mounts, controller) for controller in ("cpu", "memory"))
     quotas = [quota for group, is_v2 in cpu if (quota := _cpu_limit(group, is_v2=is_v2)) is not None]
@@ -114,7 +112,7 @@ def _cpu_limit(group: Path, *, is_v2: bool) -> float | None:
     return None
 
 
-def _throttling(groups: list[tuple[Path, bool]], labels: Labels) -> Iterator[Value]:
+def _throttling(groups: list[tuple[Path, bool]], labels: Labels) -> Iterator[Point]:
     tables = [_table(group / "cpu.stat") for group, _ in groups]
     tables = [table for table in tables if "nr_periods" in table]
     if tables:
@@ -127,7 +125,7 @@ def _throttling(groups: list[tuple[Path, bool]], labels: Labels) -> Iterator[Val
         yield "dflash_cgroup_cpu_throttled_seconds_total", labels, time_s
 
 
-def _memory(groups: list[tuple[Path, bool]], labels: Labels) -> Iterator[Value]:
+def _memory(groups: list[tuple[Path, bool]], labels: Labels) -> Iterator[Point]:
     limits: list[tuple[float, str]] = []
     for group, is_v2 in groups:
         limit = _read(group / ("memory.max" if is_v2 else "memory.limit_in_bytes"))

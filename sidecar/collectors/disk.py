@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sidecar.collectors.catalogue import DISK_FAMILIES
-from sidecar.collectors.reading import Value, export
-from sidecar.collectors.threads import with_label
-from sidecar.samples import ExportedFamily, Labels
+from sidecar.collectors.reading import export
+from sidecar.samples import ExportedFamily, Labels, Point, with_label
 from sidecar.stored import StoredSession
 
 OUT_DIR_KEY = "run.out_dir"
@@ -43,7 +42,7 @@ class DiskCollector:
                 values += self._disk("checkpoints", session.labels, Path(out_dir))
         return export(DISK_FAMILIES, values)
 
-    def _disk(self, name: str, labels: Labels, directory: Path) -> Iterator[Value]:
+    def _disk(self, name: str, labels: Labels, directory: Path) -> Iterator[Point]:
         try:
             info = os.statvfs(directory)
         except (FileNotFoundError, NotADirectoryError):

@@ -8,8 +8,8 @@ import psutil
 
 from sidecar.collectors.catalogue import HOST_FAMILIES
 from sidecar.collectors.pressure import pressure_of
-from sidecar.collectors.reading import Value, export
-from sidecar.samples import ExportedFamily, labels_of
+from sidecar.collectors.reading import export
+from sidecar.samples import ExportedFamily, Point, labels_of
 
 _CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """Without guest time, which the kernel counts as user time already."""
@@ -30,7 +30,7 @@ class HostCollector:
         return export(HOST_FAMILIES, values)
 
 
-def _cpu() -> Iterator[Value]:
+def _cpu() -> Iterator[Point]:
     times = psutil.cpu_times()
     for mode in _CPU_MODES:
         yield "dflash_host_cpu_seconds_total", labels_of(mode=mode), getattr(times, mode)
@@ -38,7 +38,7 @@ def _cpu() -> Iterator[Value]:
     yield "dflash_host_load1", (), os.getloadavg()[0]
 
 
-def _memory() -> Iterator[Value]:
+def _memory() -> Iterator[Point]:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     yield "dflash_host_memory_total_bytes", (), float(memory.total)
     yield "dflash_host_memory_available_bytes", (), float(memory.available)
@@ -46,7 +46,7 @@ def _memory() -> Iterator[Value]:
     yield "dflash_host_swap_used_bytes", (), float(swap.used)
 
 
-def _network() -> Iterator[Value]:
+def _network() -> Iterator[Point]:
     for interface, counters in psutil.net_io_counters(pernic=True).items():
         if not interface.startswith(_VIRTUAL_INTERFACES):
             labels = labels_of(interface=interface)

@@ -18,8 +18,8 @@ import pynvml
 from sidecar.collectors.nvml_catalogue import EVENT_FAMILIES
 from sidecar.collectors.nvml_device import Device, Handle
 from sidecar.collectors.nvml_gate import CallGate, GateClosedError
-from sidecar.collectors.reading import Reading, Value, export
-from sidecar.samples import labels_of
+from sidecar.collectors.reading import Reading, export
+from sidecar.samples import Point, labels_of
 
 WAIT_MS = 500
 LATE_S = 5.0
@@ -83,7 +83,7 @@ class XidWatch:
             return [self._reading]
         late_s = time.monotonic() - self._turned_s
         failure = f"no answer within {LATE_S:g} s" if late_s > LATE_S else self._failure
-        values: list[Value] = []
+        values: list[Point] = []
         for key, count in self._counts.copy().items():
             labels = labels_of(uuid=key[0], code=str(key[1]))
             values.append(("dflash_gpu_xid_errors_total", labels, float(count if key in self._shown else 0)))

@@ -8,7 +8,7 @@ import pynvml
 from sidecar.collectors.nvml_device import Device
 from sidecar.collectors.nvml_errors import GONE
 from sidecar.collectors.nvml_queries import Query
-from sidecar.collectors.reading import Value
+from sidecar.samples import Point
 
 _PERCENT = 0.01
 _MIB = 1024.0**2
@@ -37,7 +37,7 @@ class PerformanceMonitor:
             metric.metricId = number
         self.query = Query(tuple(family for _, family, _ in METRICS), self._read)
 
-    def _read(self, device: Device) -> Iterator[Value]:
+    def _read(self, device: Device) -> Iterator[Point]:
         if not self._samples:
             if not pynvml.nvmlGpmQueryDeviceSupport(device.handle).isSupportedDevice:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)

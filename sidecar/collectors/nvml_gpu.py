@@ -20,9 +20,9 @@ from sidecar.collectors.nvml_gate import CallGate
 from sidecar.collectors.nvml_gpm import PerformanceMonitor
 from sidecar.collectors.nvml_queries import FAST_QUERIES, MEMORY_QUERY, SLOW_QUERIES, Query
 from sidecar.collectors.nvml_throttle import Throttling
-from sidecar.collectors.reading import Value, export
+from sidecar.collectors.reading import export
 from sidecar.gpu_owners import NO_OWNER, Owner, bare_uuid
-from sidecar.samples import ExportedFamily, Labels, labels_of
+from sidecar.samples import ExportedFamily, Labels, Point, labels_of
 
 UNSUPPORTED_RETRY_S = 600.0
 FIND_WAIT_S = 1.0
@@ -89,7 +89,7 @@ class Gpu:
                 self._find()
             if not self.devices:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-            values: list[Value] = [("dflash_gpu_up", self.devices[0].labels, 1.0)]
+            values: list[Point] = [("dflash_gpu_up", self.devices[0].labels, 1.0)]
             for device in self.devices:
                 queries = (MEMORY_QUERY,) if device.parent else self._queries
                 values.append(("dflash_gpu_info", self._info(device), 1.0))
@@ -115,9 +115,9 @@ class Gpu:
         """What is shown while it cannot be read."""
         return export(GPU_FAMILIES, [("dflash_gpu_up", labels_of(uuid=self.uuid), 0.0)] if self.uuid else [])
 
-    def read(self, device: Device, queries: Iterable[Query]) -> list[Value]:
+    def read(self, device: Device, queries: Iterable[Query]) -> list[Point]:
         """Values of all queries that work; raises NVMLError when the GPU is gone."""
-        values: list[Value] = []
+        values: list[Point] = []
         now_s = time.monotonic()
         for query in queries:
             if device.retry_s.get(query, now_s) > now_s:
@@ -136,7 +136,7 @@ class Gpu:
                 self._worked(device, query, now_s)
         return values
 
-    def memory_of_processes(self, device: Device) -> list[Value]:
+    def memory_of_processes(self, device: Device) -> list[Point]:
         """Memory of the trainers that run on it, under their labels, and of all others together."""
         trainers = self._owners.trainers()
         family = "dflash_gpu_process_memory_bytes"
@@ -200,7 +200,7 @@ class GpuDetails:
         self._gpu.found.wait(FIND_WAIT_S)
         with self._gate.calls():
             generation = self._gate.generation
-            values: list[Value] = []
+            values: list[Point] = []
             devices = self._gpu.devices_of(generation)
             if devices and {d.uuid for d in devices[0].instances()} != {d.uuid for d in devices[1:]}:
                 self._gpu.find_again()

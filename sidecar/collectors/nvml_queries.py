@@ -11,7 +11,7 @@ import pynvml
 
 from sidecar.collectors.nvml_device import Device
 from sidecar.collectors.nvml_errors import GONE
-from sidecar.collectors.reading import Value
+from sidecar.samples import Point
 
 ALL_LINKS = 0xFFFFFFFF
 _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -22,7 +22,7 @@ class Query(NamedTuple):
     """One question to the driver and the families its values belong to; an error removes these values alone."""
 
     families: tuple[str, ...]
-    read: Callable[[Device], Iterable[Value]]
+    read: Callable[[Device], Iterable[Point]]
 
 
 class Field(NamedTuple):
@@ -61,7 +61,7 @@ def _fields(fields: tuple[Field, ...]) -> Query:
     """Many field values in one call, each with a return code of its own."""
     ids = [(field.field, field.scope) for field in fields]
 
-    def read(device: Device) -> Iterator[Value]:
+    def read(device: Device) -> Iterator[Point]:
         answers = pynvml.nvmlDeviceGetFieldValues(device.handle, ids)
         for field, answer in zip(fields, answers, strict=True):
             if answer.nvmlReturn in GONE:
@@ -73,13 +73,13 @@ def _fields(fields: tuple[Field, ...]) -> Query:
     return Query(tuple(dict.fromkeys(field.family for field in fields)), read)
 
 
-def _utilization(device: Device) -> Iterator[Value]:
+def _utilization(device: Device) -> Iterator[Point]:
     rates = pynvml.nvmlDeviceGetUtilizationRates(device.handle)
     yield "dflash_gpu_utilization_ratio", device.labels, rates.gpu / 100
     yield "dflash_gpu_memory_utilization_ratio", device.labels, rates.memory / 100
 
 
-def _memory(device: Device) -> Iterator[Value]:
+def _memory(device: Device) -> Iterator[Point]:
     memory = pynvml.nvmlDeviceGetMemoryInfo(device.handle, version=pynvml.nvmlMemory_v2)
     yield "dflash_gpu_memory_used_bytes", device.labels, float(memory.used)
     yield "dflash_gpu_memory_reserved_bytes", device.labels, float(memory.reserved)
@@ -94,7 +94,7 @@ def _temperature(handle: object) -> float:
 
 
 def _ecc(family: str, counter: int) -> Query:
-    def read(device: Device) -> Iterator[Value]:
+    def read(device: Device) -> Iterator[Point]:
         for kind, error_type in _ECC_KINDS:
             count = pynvml.nvmlDeviceGetTotalEccErrors(device.handle, error_type, counter)
             yield family, device.labels_with("kind", kind), float(count)
@@ -102,7 +102,7 @@ def _ecc(family: str, counter: int) -> Query:
     return Query((family,), read)
 
 
-def _remapped_rows(device: Device) -> Iterator[Value]:
+def _remapped_rows(device: Device) -> Iterator[Point]:
     corrected, uncorrected, pending, failure = pynvml.nvmlDeviceGetRemappedRows(device.handle)
     yield "dflash_gpu_remapped_rows_total", device.labels_with("kind", "corrected"), float(corrected)
     yield "dflash_gpu_remapped_rows_total", device.labels_with("kind", "uncorrected"), float(uncorrected)
@@ -110,7 +110,7 @@ def _remapped_rows(device: Device) -> Iterator[Value]:
     yield "dflash_gpu_remapping_failed", device.labels, float(failure)
 
 
-def _nvlink_errors(device: Device) -> Iterator[Value]:
+def _nvlink_errors(device: Device) -> Iterator[Point]:
     """Sums over the links that were up at first: over other links a sum would jump, and seem to be reset."""
     for kind, counter in _NVLINK_ERRORS:
         counts = [pynvml.nvmlDeviceGetNvLinkErrorCounter(device.handle, link, counter) for link in device.nvlinks]

@@ -12,7 +12,7 @@ import pynvml
 
 from sidecar.collectors.nvml_device import Device
 from sidecar.collectors.nvml_queries import Query
-from sidecar.collectors.reading import Value
+from sidecar.samples import Point
 
 REASONS = {
     "gpu_idle": pynvml.nvmlClocksEventReasonGpuIdle,
@@ -36,7 +36,7 @@ class Throttling:
         self._total_s = dict.fromkeys(REASONS, 0.0)
         self.query = Query(("dflash_gpu_throttled", "dflash_gpu_throttled_seconds_total"), self._read)
 
-    def _read(self, device: Device) -> Iterator[Value]:
+    def _read(self, device: Device) -> Iterator[Point]:
         before, self._before = self._before, None
         mask = _reasons(device)
         now_s = time.monotonic()

@@ -8,10 +8,10 @@ import psutil
 
 from sidecar.collectors.catalogue import CGROUP_FAMILIES, PROCESS_FAMILIES, PROCESS_MEMORY_FAMILIES
 from sidecar.collectors.cgroup import ControlGroups
-from sidecar.collectors.reading import Value, export
-from sidecar.collectors.threads import ThreadTotals, with_label
+from sidecar.collectors.reading import export
+from sidecar.collectors.threads import ThreadTotals
 from sidecar.collectors.watched import Watched
-from sidecar.samples import ExportedFamily
+from sidecar.samples import ExportedFamily, Point, with_label
 
 _MINOR_FAULTS, _MAJOR_FAULTS = 7, 9
 """Fields of `/proc/PID/stat` behind the name."""
@@ -62,7 +62,7 @@ class ProcessMemoryCollector:
 
     def collect(self) -> tuple[ExportedFamily, ...]:
         """Read everything now; a trainer of another user is left out."""
-        values: list[Value] = []
+        values: list[Point] = []
         for one in self._trainers():
             try:
                 unique = one.process.memory_full_info().uss
@@ -79,7 +79,7 @@ class _Trainer:
         self._threads = ThreadTotals(watched.process, watched.proc / "task")
         self._is_denied = False
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[Point]:
         """All points of this process; raises when it is gone."""
         labels = self._watched.labels
         with self._process.oneshot():
@@ -99,7 +99,7 @@ class _Trainer:
         if self._is_denied:
             _log.info("%s, of which not all could be read, is gone", self._watched)
 
-    def _private(self) -> Iterator[Value]:
+    def _private(self) -> Iterator[Point]:
         """What the kernel shows to the same user alone."""
         labels = self._watched.labels
         try:

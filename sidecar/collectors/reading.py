@@ -11,10 +11,7 @@ import msgspec
 
 from shared.schema import Family
 from sidecar.collectors.catalogue import RUNNER_FAMILIES
-from sidecar.samples import ExportedFamily, Labels, labels_of
-
-Value = tuple[str, Labels, float]
-"""Name, labels and value of one point."""
+from sidecar.samples import ExportedFamily, Point, labels_of
 
 
 class Collector(Protocol):
@@ -43,9 +40,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def export(families: Iterable[Family], values: Iterable[Value]) -> tuple[ExportedFamily, ...]:
+def export(families: Iterable[Family], values: Iterable[Point]) -> tuple[ExportedFamily, ...]:
     """Group values under their families, in the families' order; families without a value are left out."""
-    points: dict[str, list[Value]] = {}
+    points: dict[str, list[Point]] = {}
     for value in values:
         points.setdefault(value[0], []).append(value)
     exported = tuple(
@@ -65,7 +62,7 @@ def outcomes_of(readings: Sequence[Reading]) -> tuple[ExportedFamily, ...]:
         name = reading.collector
         success[name] = success.get(name, True) and reading.success
         duration_s[name] = max(duration_s.get(name, 0.0), reading.duration_s)
-    values: list[Value] = []
+    values: list[Point] = []
     for name, worked in success.items():
         labels = labels_of(collector=name)
         values.append(("dflash_collector_success", labels, float(worked)))

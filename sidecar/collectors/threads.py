@@ -17,8 +17,7 @@ from typing import NamedTuple
 import psutil
 
 from sidecar.collectors.kernel_file import read_kernel_file
-from sidecar.collectors.reading import Value
-from sidecar.samples import Labels
+from sidecar.samples import Labels, Point, with_label
 
 MAX_THREAD_NAMES = 64
 _NANOSECOND = 1e-9
@@ -62,7 +61,7 @@ class ThreadTotals:
         self._seen: dict[str, Work] = {}
         self._totals: dict[str, Work] = {}
 
-    def values(self, labels: Labels) -> Iterator[Value]:
+    def values(self, labels: Labels) -> Iterator[Point]:
         """All points, as of now."""
         self._count()
         for name, work in self._totals.items():
@@ -92,11 +91,6 @@ class ThreadTotals:
             done = work.since(self._seen.get(thread))
             self._totals[name] = self._totals[name].plus(done) if name in self._totals else done
         self._seen = living
-
-
-def with_label(labels: Labels, name: str, value: str) -> Labels:
-    """Labels and one more, sorted."""
-    return tuple(sorted((*labels, (name, value))))
 
 
 def _status(path: str) -> tuple[str, float, float]:
