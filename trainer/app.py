@@ -17,7 +17,8 @@ import msgspec
 
 from shared.settings import SettingsError, settings_of
 from trainer.config import TrainerConfig, load_config, preset_description, preset_names, with_batches_per_step
-from trainer.supervisor import exit_status, interrupt
+from trainer.rank import Rank
+from trainer.stopping import exit_status, interrupt
 
 DEFAULT_PRESET = "embedded"
 EXIT_USER_ERROR = 2
@@ -59,7 +60,6 @@ def _train(arguments: argparse.Namespace, start_s: float) -> int:
     config, out_dir = _resolve(arguments)
     # Imported here: torch takes seconds to load, and a mistyped key should not wait for it.
     from trainer.run import RunRequest, run  # noqa: PLC0415
-    from trainer.world import Rank  # noqa: PLC0415
 
     rank = Rank.from_environ(os.environ)
     say = _say if rank.leads else _say_nothing
@@ -109,7 +109,7 @@ def _presets(_arguments: argparse.Namespace, _start_s: float) -> int:
 
 def _resolve(arguments: argparse.Namespace) -> tuple[TrainerConfig, Path]:
     config, out_dir = _asked_for(arguments)
-    return with_batches_per_step(config, int(os.environ.get("WORLD_SIZE", "1"))), out_dir
+    return with_batches_per_step(config, Rank.from_environ(os.environ).world_size), out_dir
 
 
 def _asked_for(arguments: argparse.Namespace) -> tuple[TrainerConfig, Path]:

@@ -13,8 +13,8 @@ from trainer.config import TrainerConfig
 from trainer.drafter_worker import TORCH_DTYPES
 from trainer.hidden_queue import HiddenQueue, Ticket
 from trainer.prepare import Materials
+from trainer.rank import Rank
 from trainer.transfers import HiddenBatch, HostBuffer, host_buffers
-from trainer.world import Rank
 
 
 class Feed:

@@ -35,7 +35,8 @@ from trainer.prepare import Materials
 from trainer.pulled_metrics import QueueMetrics, RingMetrics
 from trainer.reduce import Reduction
 from trainer.step_report import StepReport
-from trainer.supervisor import Stop, Supervisor
+from trainer.stopping import Stop
+from trainer.supervisor import Supervisor
 from trainer.target_worker import TargetWorker
 from trainer.world import World
 

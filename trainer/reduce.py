@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainer.supervisor import Stop
+from trainer.stopping import Stop
 from trainer.world import World
 
 CHUNK_VALUES = 2**24

@@ -28,8 +28,9 @@ from trainer.instruments import own_thread
 from trainer.pipeline import Pipeline
 from trainer.prepare import Materials, prepare, tokenizer_digest
 from trainer.progress import Progress
-from trainer.supervisor import Stop, exit_status, stop_on_signals
-from trainer.world import Rank, World
+from trainer.rank import Rank
+from trainer.stopping import Stop, exit_status, stop_on_signals
+from trainer.world import World
 
 CONFIG_FILE = "config.json"
 REPORT_FILE = "report.json"

@@ -1,39 +1,21 @@
 """Workers as threads: start them, watch them, stop them together.
 
 The first failure wins: it is kept with its own traceback, the stop flag goes up, the queue is aborted so that nobody
-waits for ever, and `run` raises it. SIGINT and SIGTERM only set flags: the first asks the workers to stop at the next
-step boundary, where they save; a second one leaves at once.
+waits for ever, and `run` raises it.
 """
 
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+
+import torch
 
 from shared.thread_name import name_this_thread
 from trainer.hidden_queue import QueueClosedError
+from trainer.out_of_memory import explain_out_of_memory
+from trainer.stopping import Stop
 
 JOIN_TIMEOUT_S = 60.0
-
-
-class Stop:
-    """Why and whether a run should end; readable from every thread."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.signal: int | None = None
-
-    def request(self) -> None:
-        """Ask every worker to end at its next step boundary."""
-        self._event.set()
-
-    def requested(self) -> bool:
-        """Whether somebody asked."""
-        return self._event.is_set()
 
 
 class Supervisor:
@@ -79,10 +61,6 @@ class Supervisor:
             raise self._failure
 
     def _guard(self, name: str, work: Callable[[], None]) -> None:
-        import torch  # noqa: PLC0415 - the command line reads this module before it says how torch is to allocate
-
-        from trainer.out_of_memory import explain_out_of_memory  # noqa: PLC0415
-
         name_this_thread(name)
         try:
             work()
@@ -101,32 +79,3 @@ class Supervisor:
             self._failure = self._failure or error
         self._stop.request()
         self._abort()
-
-
-def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
-    """Signal handler for when there is nothing to save: end the way Ctrl-C does, remembering which signal it was."""
-    raise KeyboardInterrupt(number)
-
-
-def exit_status(interrupted: KeyboardInterrupt) -> int:
-    """The exit status that belongs to an interrupt: 128 plus the signal's number."""
-    return 128 + (interrupted.args[0] if interrupted.args else signal.SIGINT)
-
-
-@contextmanager
-def stop_on_signals(stop: Stop, announce: Callable[[str], None]) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into a stop request while the context lasts; a second one exits at once."""
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        if stop.signal is not None:
-            os._exit(128 + number)
-        stop.signal = number
-        stop.request()
-        announce(f"{signal.Signals(number).name}: finishing this step and saving; once more to leave at once")
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -4,38 +4,15 @@ They meet through `torch.distributed`: gloo for what hosts agree on, NCCL for gr
 needs none of it, and then nothing here does anything.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-import msgspec
 import torch
 from torch import Tensor, distributed
 
+from trainer.rank import Rank
+
 T = TypeVar("T")
-
-
-class Rank(msgspec.Struct, frozen=True):
-    """Which of how many processes this is."""
-
-    number: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    """How many of them share this node."""
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Read what torchrun sets."""
-        return cls(
-            number=int(environ.get("RANK", "0")),
-            world_size=int(environ.get("WORLD_SIZE", "1")),
-            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-        )
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes the files of the run and speaks for it."""
-        return self.number == 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from trainer.out_of_memory import explain_out_of_memory
-from trainer.supervisor import Stop, Supervisor
+from trainer.stopping import Stop
+from trainer.supervisor import Supervisor
 
 TORCH_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB."
 

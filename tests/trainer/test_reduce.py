@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.rank import Rank
 from trainer.reduce import FlatGradients, Outcome, Reduction, Share
-from trainer.supervisor import Stop
-from trainer.world import Rank, World
+from trainer.stopping import Stop
+from trainer.world import World
 
 
 def meet(reduction: Reduction, values: list[torch.Tensor]) -> dict[int, Outcome | BaseException]:

@@ -21,12 +21,13 @@ from trainer.drafter import Drafter
 from trainer.drafter_worker import Borrowed, DrafterWorker, StepPlan
 from trainer.instruments import StepMailbox
 from trainer.optimizer import OptimizerName
+from trainer.rank import Rank
 from trainer.reduce import Reduction
 from trainer.step_report import StepReport
-from trainer.supervisor import Stop
+from trainer.stopping import Stop
 from trainer.tiled_head import DEFAULT_TILES
 from trainer.transfers import Arrival
-from trainer.world import Rank, World
+from trainer.world import World
 
 META = torch.device("meta")
 _ATEN = torch.ops.aten

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainer.hidden_queue import QueueClosedError
-from trainer.supervisor import Stop, Supervisor
+from trainer.stopping import Stop
+from trainer.supervisor import Supervisor
 
 
 def test_first_failure_wins_and_stops_the_rest() -> None:

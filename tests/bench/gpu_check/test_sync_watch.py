@@ -9,7 +9,8 @@ import pytest
 
 from bench.gpu_check.sync_watch import WARNING, Synchronisation, SyncWatch, on_step_path, step_times_s
 from shared.wire import Event, Step
-from trainer.supervisor import Stop, Supervisor
+from trainer.stopping import Stop
+from trainer.supervisor import Supervisor
 
 
 def wait_for_gpu() -> None:
