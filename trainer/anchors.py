@@ -57,7 +57,7 @@ class Layout:
     """[R] places in the flattened [B, N, K] of all slots whose weight is not 0, ascending."""
     attention: AttentionName
     spans: Mapping[str, tuple[Span, ...]]
-    """Layer type -> groups of blocks and the context that they see; for attention in groups."""
+    """Layer type -> groups of blocks and the context that they see; empty but for attention in groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,8 @@ def lay_out(loss_mask: Tensor, anchors: Anchors, config: DrafterConfig, attentio
     `attention` says how blocks are to be attended: masked for any device, groups for a CPU, flex for a GPU.
     """
     learned = _is_learned(loss_mask, anchors.positions, anchors.keep, config.block_size)
-    spans: dict[str, tuple[Span, ...]] = {name: _spans(anchors, name, config) for name in set(config.layer_types)}
+    layer_types = set(config.layer_types) if attention == "groups" else ()
+    spans: dict[str, tuple[Span, ...]] = {name: _spans(anchors, name, config) for name in layer_types}
     return Layout(learned_slots=learned.flatten().nonzero()[:, 0], attention=attention, spans=spans)
 
 

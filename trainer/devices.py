@@ -31,7 +31,7 @@ def topology(role: Literal["target", "drafter"], devices: Sequence[torch.device]
 
 def num_threads(config: TrainerConfig, local_world_size: int = 1) -> int:
     """Threads of each worker's CPU kernels: those set, else an equal share of the cores."""
-    num_workers = len(config.devices.targets or ("cpu",)) + len(config.devices.drafters or ("cpu",))
+    num_workers = len(target_devices(config)) + len(drafter_devices(config))
     return config.devices.cpu_threads or max(1, len(os.sched_getaffinity(0)) // (num_workers * local_world_size))
 
 

@@ -74,7 +74,7 @@ class PhaseTimers:
     def phase(self, name: str) -> Iterator[None]:
         """Time a block; its calls are counted when it ends, also by an exception."""
         if name in self._on_device:
-            start, end = _cuda_event(timing=True), _cuda_event(timing=True)
+            start, end = cuda_event(timing=True), cuda_event(timing=True)
             start.record()
             try:
                 yield
@@ -156,7 +156,7 @@ class StepMailbox:
         row = self._ring[self._num_posted % len(self._ring)]
         self._num_posted += 1
         row.copy_(scalars, non_blocking=True)
-        event = _cuda_event() if on_gpu else None
+        event = cuda_event() if on_gpu else None
         if event is not None:
             event.record()
         self._pending.append((facts, row, event))
@@ -191,7 +191,8 @@ class StepMailbox:
             yield self.latest
 
 
-def _cuda_event(*, timing: bool = False) -> torch.cuda.Event:
+def cuda_event(*, timing: bool = False) -> torch.cuda.Event:
+    """A new event, of the calling thread's current GPU once it is recorded."""
     return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 

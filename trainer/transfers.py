@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trainer.batches import Batch
+from trainer.instruments import cuda_event
 from trainer.packing import pack_layers
 
 NUM_DOWNLOADS = 2
@@ -84,7 +85,7 @@ class Download:
         self._stream = _stream(device) if self._on_gpu else None
         count = NUM_DOWNLOADS if self._on_gpu else 0
         self._packed = [torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(count)]
-        self._copied = [_event() for _ in range(count)]
+        self._copied = [cuda_event() for _ in range(count)]
         self._turn = 0
 
     def stream(self) -> AbstractContextManager[object]:
@@ -114,7 +115,7 @@ class Download:
         hidden_PF.copy_(packed_PF, non_blocking=True)
         self._copied[self._turn].record(self._stream)
         # An event of its own: the one above is recorded anew before the drafter may have looked at this one.
-        written = _event()
+        written = cuda_event()
         written.record(self._stream)
         return HiddenBatch(batch=batch, hidden_PF=hidden_PF, buffer=buffer, written=written)
 
@@ -149,8 +150,8 @@ class Upload:
         self._count = count
         num_buffers = count if self._stream else 0
         self._memory = [torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(num_buffers)]
-        self._arrived = [_event() for _ in range(num_buffers)]
-        self._unpacked = [_event() for _ in range(num_buffers)]
+        self._arrived = [cuda_event() for _ in range(num_buffers)]
+        self._unpacked = [cuda_event() for _ in range(num_buffers)]
         self._turn = 0
 
     def stream(self) -> AbstractContextManager[object]:
@@ -174,7 +175,7 @@ class Upload:
         with timed:
             hidden_PF.copy_(item.hidden_PF, non_blocking=True)
         self._arrived[slot].record(self._stream)
-        item.buffer.read = _event()
+        item.buffer.read = cuda_event()
         item.buffer.read.record(self._stream)
         return Arrival(batch=item.batch, hidden=hidden_PF, slot=slot)
 
@@ -203,7 +204,3 @@ def _as(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
