@@ -7,12 +7,12 @@ The one before is written first: whatever comes in between, what was live is sti
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sidecar.live_definitions import OWN_NAME
+from sidecar.whole_file import replace_whole
 
 PREVIOUS_NAME = "metrics.previous.toml"
 LOCK_NAME = "apply.lock"
@@ -98,22 +98,10 @@ def _content(path: Path) -> bytes | None:
 
 def _write(path: Path, content: bytes) -> None:
     """Replace a file as a whole, for the same owner as its directory."""
-    fd, draft = tempfile.mkstemp(prefix=_DRAFT_PREFIX, dir=path.parent)
-    try:
-        with open(fd, "wb") as stream:  # noqa: PTH123 - a descriptor
-            stream.write(content)
-            stream.flush()
-            if os.geteuid() == 0:  # root applies, the sidecar has to read it
-                owner = path.parent.stat()
-                os.fchown(fd, owner.st_uid, owner.st_gid)
-            os.fsync(fd)
-        Path(draft).replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(draft).unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+
+    def own(fd: int) -> None:
+        if os.geteuid() == 0:  # root applies, the sidecar has to read it
+            owner = path.parent.stat()
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+
+    replace_whole(path, content, _DRAFT_PREFIX, own)

@@ -5,17 +5,16 @@ back is to `install` from the one before. Whatever is there already as it should
 touches a trainer: not its process, its socket directory nor its unit while it runs.
 """
 
-import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from sidecar.config import SYSTEM_STATE_DIR
+from sidecar.whole_file import replace_whole
 
 SERVICE = "dflash-sidecar.service"
 SHIPPED_ENVIRONMENT = "/opt/dflash/venv"
@@ -67,7 +66,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         self.say(f"{'would write' if self.only_say else 'write':10} {path}")
         if not self.only_say:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            _replace(path, content)
+            replace_whole(path, content.encode(), f".{path.name}.", lambda fd: os.fchmod(fd, 0o644))
         return True
 
     def link(self, relative: Path, program: Path) -> None:
@@ -195,16 +194,3 @@ def _output(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - literal names
     except FileNotFoundError as error:
         raise ServiceError(f"{command[0]} is not there: this needs a machine with systemd") from error
-
-
-def _replace(path: Path, content: str) -> None:
-    fd, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(fd, "w") as stream:  # noqa: PTH123 - a descriptor
-            stream.write(content)
-            os.fchmod(fd, 0o644)
-        Path(draft).replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(draft).unlink()
-        raise
