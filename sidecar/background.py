@@ -16,7 +16,7 @@ import msgspec
 from sidecar.config import SidecarConfig
 from sidecar.log import MAX_FILE_BYTES, move_aside
 from sidecar.state_dir import LOG_NAME, Owner, StateDirError, keep_files_private, owner_of
-from sidecar.status import StatusDocument
+from sidecar.status import SidecarStatus, StatusDocument
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
@@ -118,24 +118,24 @@ def _holder(config: SidecarConfig, path: Path) -> Owner | None:
     """The sidecar that holds the state directory. On a full disk the lock file cannot tell, but it does itself."""
     if (owner := owner_of(path)) is not None:
         return owner
-    try:
-        _, document = fetch_status(config, path)
-    except BackgroundError:
-        return None
-    found = document.sidecar
-    return Owner(found.pid, found.url) if Path(found.state_dir).resolve() == path.resolve() else None
+    found = _at_address(config, path)
+    return Owner(found.pid, found.url) if found and Path(found.state_dir).resolve() == path.resolve() else None
 
 
 def _running(config: SidecarConfig, path: Path) -> Owner | None:
     """The sidecar that holds the state directory, else the one that answers at the address."""
-    owner = owner_of(path)
-    if owner is not None:
+    if (owner := owner_of(path)) is not None:
         return owner
+    found = _at_address(config, path)
+    return Owner(found.pid, found.url) if found else None
+
+
+def _at_address(config: SidecarConfig, path: Path) -> SidecarStatus | None:
+    """What the sidecar says of itself that answers at the address."""
     try:
-        _, document = fetch_status(config, path)
+        return fetch_status(config, path)[1].sidecar
     except BackgroundError:
         return None
-    return Owner(document.sidecar.pid, document.sidecar.url)
 
 
 def _is_ready(url: str, tls_cert: str) -> bool:

@@ -19,6 +19,7 @@ from sidecar.collectors.nvml_catalogue import EVENT_FAMILIES
 from sidecar.collectors.nvml_device import Device, Handle
 from sidecar.collectors.nvml_gate import CallGate, GateClosedError
 from sidecar.collectors.reading import Reading, export
+from sidecar.collectors.runner import FailureLog
 from sidecar.samples import Point, labels_of
 
 WAIT_MS = 500
@@ -61,7 +62,7 @@ class XidWatch:
         self._told_s: dict[_Key, float] = {}
         self._without: set[str] = set()
         self._failure = ""
-        self._is_failing = False
+        self._failures = FailureLog(NAME)
         self._turned_s = time.monotonic()
         self._stopping = threading.Event()
         self.thread = threading.Thread(target=self._run, name="collect-nvml-events", daemon=True)
@@ -96,15 +97,8 @@ class XidWatch:
             families=export(EVENT_FAMILIES, values),
             error=failure,
         )
-        self._report(failure)
+        self._failures.tell(failure)
         return [self._reading]
-
-    def _report(self, failure: str) -> None:
-        if failure and not self._is_failing:
-            _log.warning("collector %s: %s", NAME, failure)
-        elif self._is_failing and not failure:
-            _log.info("collector %s works again", NAME)
-        self._is_failing = bool(failure)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -62,6 +62,22 @@ class CollectorRunner:
             worker.join_until(deadline_s)
 
 
+class FailureLog:
+    """Logs a change of a collector from working to failing and back, not every failure. One thread only."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._is_failing = False
+
+    def tell(self, error: str) -> None:
+        """Say what is wrong now; nothing when it works."""
+        if error and not self._is_failing:
+            _LOG.warning("collector %s: %s", self._name, error)
+        elif self._is_failing and not error:
+            _LOG.info("collector %s works again", self._name)
+        self._is_failing = bool(error)
+
+
 class Worker(threading.Thread):
     """Reads one collector periodically.
 
@@ -81,7 +97,7 @@ class Worker(threading.Thread):
         self._deadline_s = deadline_s
         self._started_s: float | None = None
         self._reading: Reading | None = None
-        self._failing = False
+        self._failures = FailureLog(f"{collector.name} {source}".strip())
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -97,9 +113,10 @@ class Worker(threading.Thread):
         """The finished reading, or a failed one when the call in progress is over its deadline; logs a change."""
         started_s, reading = self._started_s, self._reading
         if started_s is not None and (elapsed_s := time.monotonic() - started_s) > self._deadline_s:
-            reading = self._failed(time.time(), elapsed_s, f"no answer within {self._deadline_s:g} s")
+            error = f"no answer within {self._deadline_s:g} s"
+            reading = self._reading_of(time.time(), elapsed_s, error=error)
         if reading is not None:
-            self._report(reading)
+            self._failures.tell(reading.error)
         return reading
 
     def join_until(self, deadline_s: float) -> None:
@@ -116,32 +133,18 @@ class Worker(threading.Thread):
         duration_s = time.monotonic() - started_s
         if duration_s > self._deadline_s:
             error = f"took {duration_s:.1f} s, at most {self._deadline_s:g} s are allowed"
-        if error:
-            return self._failed(time_s, duration_s, error)
-        return Reading(
-            collector=self._collector.name,
-            source=self._source,
-            success=True,
-            time_s=time_s,
-            duration_s=duration_s,
-            families=families,
-        )
+        return self._reading_of(time_s, duration_s, families, error)
 
-    def _failed(self, time_s: float, duration_s: float, error: str) -> Reading:
+    def _reading_of(
+        self, time_s: float, duration_s: float, families: tuple[ExportedFamily, ...] = (), error: str = ""
+    ) -> Reading:
+        """What was read, or what is to be shown of a failure instead."""
         return Reading(
             collector=self._collector.name,
             source=self._source,
-            success=False,
+            success=not error,
             time_s=time_s,
             duration_s=duration_s,
-            families=tuple(self._unread()),
+            families=tuple(self._unread()) if error else families,
             error=error,
         )
-
-    def _report(self, reading: Reading) -> None:
-        """Log a change from working to failing and back, not every failure."""
-        if not reading.success and not self._failing:
-            _LOG.warning("collector %s: %s", f"{reading.collector} {reading.source}".strip(), reading.error)
-        elif reading.success and self._failing:
-            _LOG.info("collector %s works again", f"{reading.collector} {reading.source}".strip())
-        self._failing = not reading.success

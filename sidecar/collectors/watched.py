@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -137,8 +137,5 @@ def _listener_pid(path: str) -> int | None:
 
 def _own_pid(pid: int) -> int:
     """The number by which a process knows itself: the innermost of its PID namespaces."""
-    return next((int(line.split()[-1]) for line in _status(pid) if line.startswith("NSpid:")), pid)
-
-
-def _status(pid: int) -> Iterator[str]:
-    yield from (proc_of(pid) / "status").read_text(errors="replace").splitlines()
+    lines = (proc_of(pid) / "status").read_text(errors="replace").splitlines()
+    return next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), pid)
