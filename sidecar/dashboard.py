@@ -20,13 +20,14 @@ UNITS = (
     ("_hertz", "hertz"),
 )
 """Ends of names, and Grafana's id of the unit; the first that fits."""
+RUNS_QUERY = "label_values(dflash_run_info, run_id)"
+NODES_QUERY = 'label_values(dflash_run_info{run_id=~"$run"}, instance)'
+"""What the variables of every dashboard choose from."""
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 
 
 def custom_dashboard(definitions: Sequence[Definition]) -> str:
     """The JSON of a dashboard with a panel for each definition."""
-    runs = "label_values(dflash_run_info, run_id)"
-    nodes = 'label_values(dflash_run_info{run_id=~"$run"}, instance)'
     source = {"name": "datasource", "type": "datasource", "label": "Data source", "query": "prometheus"}
     document = {
         "uid": "dflash-custom",
@@ -36,7 +37,7 @@ def custom_dashboard(definitions: Sequence[Definition]) -> str:
         "schemaVersion": 41,
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [source, _variable("run", "Run", runs), _variable("node", "Node", nodes)]},
+        "templating": {"list": [source, _variable("run", "Run", RUNS_QUERY), _variable("node", "Node", NODES_QUERY)]},
         "annotations": {"list": []},
         "links": [_link()],
         "panels": [_panel(number, definition) for number, definition in enumerate(definitions)],

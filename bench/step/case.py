@@ -96,6 +96,15 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 
+def descend(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """Do what the peers leave to their caller: backward pass, clipping and update; returns the loss."""
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
 def serve(make_step: Callable[[Case], Callable[[], float]]) -> None:
     """Make one step for each line on standard input and answer each with a line of JSON.
 

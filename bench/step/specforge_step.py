@@ -9,7 +9,7 @@ from specforge.modeling.draft.dflash import DFlashDraftModel
 from torch import Tensor, nn
 from transformers import Qwen3Config
 
-from bench.step.case import BLOCK_SIZE, GAMMA, GRAD_CLIP, NUM_ANCHORS, Case, optimizer_of, serve
+from bench.step.case import BLOCK_SIZE, GAMMA, NUM_ANCHORS, Case, descend, optimizer_of, serve
 
 
 def qwen3_config(case: Case, **more: Any) -> Qwen3Config:  # noqa: ANN401 - fields that only one peer knows
@@ -77,12 +77,7 @@ def make_step(case: Case) -> Callable[[], float]:
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16):
             loss, _accuracy, _metrics = model(case.input_ids, case.target_hidden, loss_mask)
-        loss.backward()
-        nn.utils.clip_grad_norm_(drafter.parameters(), GRAD_CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        value: float = loss.item()
-        return value
+        return descend(loss, drafter, optimizer)
 
     return step
 

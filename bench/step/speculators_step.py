@@ -10,16 +10,16 @@ from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig, core
 from speculators.proposals.greedy import GreedyTokenProposalConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.step.case import (
     BLOCK_SIZE,
     GAMMA,
-    GRAD_CLIP,
     NUM_ANCHORS,
     NUM_SEQUENCES,
     NUM_TOKENS,
     Case,
+    descend,
     optimizer_of,
     serve,
 )
@@ -79,12 +79,7 @@ def make_step(case: Case) -> Callable[[], float]:
                 gamma=GAMMA,
                 max_anchors=NUM_SEQUENCES * NUM_ANCHORS,
             )
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        value: float = loss.item()
-        return value
+        return descend(loss, model, optimizer)
 
     return step
 

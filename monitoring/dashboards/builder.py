@@ -11,6 +11,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 
 from monitoring.dashboards.panels import Page, Panel, Threshold, in_full
+from sidecar.dashboard import NODES_QUERY, RUNS_QUERY
 
 DATA_SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 HEIGHT = 8
@@ -59,8 +60,8 @@ def text_of(page: Page) -> str:
         .timezone("browser")
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(_variable("run", "Run", "label_values(dflash_run_info, run_id)"))
-        .with_variable(_variable("node", "Node", 'label_values(dflash_run_info{run_id=~"$run"}, instance)'))
+        .with_variable(_variable("run", "Run", RUNS_QUERY))
+        .with_variable(_variable("node", "Node", NODES_QUERY))
         .link(_link())
         .annotations(list(_annotations()))
     )
