@@ -197,7 +197,8 @@ def test_killed_at_any_moment_it_leaves_a_whole_file(place: Place) -> None:
         while process.poll() is None and not (set(place.state_dir.glob(".apply.*")) - litter):
             assert time.monotonic() < deadline_s
             time.sleep(0.0002)
-        time.sleep(rng.uniform(0, 0.003))
+        # Now and then late, because on a busy disk none of those killed early would have come to an end.
+        time.sleep(rng.uniform(0, 0.003 if attempt % 3 else 0.3))
         num_killed += process.poll() is None
         process.kill()
         process.wait()
