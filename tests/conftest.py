@@ -19,6 +19,12 @@ def short_path() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture
+def own_runtime_dir(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainers of this test have their sockets to themselves."""
+    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(short_path))
+
+
 @pytest.fixture(scope="session")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded target made small: a real model directory with data, built in a second."""

@@ -17,8 +17,28 @@ SETTINGS = {
 def trainer_arguments(small_target: Path, out_dir: Path, **more: object) -> list[str]:
     """The command line of a run that would last for ever; `more` names settings with `__` for the dot."""
     settings = SETTINGS | {"target.path": small_target, "data.path": small_target / "train.jsonl"}
-    settings |= {key.replace("__", "."): value for key, value in more.items()}
-    return ["-m", "trainer.app", *(f"--set={key}={value}" for key, value in settings.items()), "--out", str(out_dir)]
+    return ["-m", "trainer.app", *_assignments(settings, more), "--out", str(out_dir)]
+
+
+def short_run(small_target: Path, out_dir: Path, *extra: str, **more: object) -> list[str]:
+    """What `main` takes for a short run whose queue mixes lengths; `more` as for `trainer_arguments`."""
+    settings: dict[str, object] = {
+        "target.path": small_target,
+        "target.layer_ids": "[0, 1, 2]",
+        "data.path": small_target / "train.jsonl",
+        "data.num_held_out": 4,
+        "drafter.block_size": 4,
+        "train.num_anchors": 4,
+        "train.learning_rate": 0.003,
+        "queue.hs_min_ready": 3,
+        "queue.oldest_every": 3,
+    }
+    return [*_assignments(settings, more), "--out", str(out_dir), *extra]
+
+
+def _assignments(settings: dict[str, object], more: dict[str, object]) -> list[str]:
+    settings = settings | {key.replace("__", "."): value for key, value in more.items()}
+    return [f"--set={key}={value}" for key, value in settings.items()]
 
 
 def last_step(out_dir: Path) -> int:

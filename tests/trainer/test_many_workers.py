@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sidecar_process import wait_for
+from training_run import short_run
 
 from trainer.app import main
 from trainer.drafter_worker import DrafterWorker
@@ -19,36 +20,23 @@ from trainer.pipeline import Pipeline
 from trainer.target_worker import TargetWorker
 from trainer.transfers import HiddenBatch
 
+pytestmark = pytest.mark.usefixtures("own_runtime_dir")
 STEPS = 6
 TWO = '["cpu", "cpu"]'
 MANY = (f"--set=devices.targets={TWO}", f"--set=devices.drafters={TWO}")
 
 
 def arguments(small_target: Path, out_dir: Path, *extra: str) -> list[str]:
-    """A short run of four batches a step, whose queue mixes lengths."""
-    settings = {
-        "target.path": small_target,
-        "target.layer_ids": "[0, 1, 2]",
-        "data.path": small_target / "train.jsonl",
-        "data.num_held_out": 4,
-        "drafter.block_size": 4,
-        "train.steps": STEPS,
-        "train.batch_size": 2,
-        "train.accumulate": 4,
-        "train.num_anchors": 4,
-        "train.learning_rate": 0.003,
-        "queue.hs_min_ready": 3,
-        "queue.oldest_every": 3,
-        "evaluation.num_prompts": 0,
-        "telemetry.enabled": "false",
-        "devices.cpu_threads": 1,
+    """A short run of four batches a step."""
+    settings: dict[str, object] = {
+        "train__steps": STEPS,
+        "train__batch_size": 2,
+        "train__accumulate": 4,
+        "evaluation__num_prompts": 0,
+        "telemetry__enabled": "false",
+        "devices__cpu_threads": 1,
     }
-    return [*(f"--set={key}={value}" for key, value in settings.items()), "--out", str(out_dir), *extra]
-
-
-@pytest.fixture(autouse=True)
-def _runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(tmp_path / "runtime"))
+    return short_run(small_target, out_dir, *extra, **settings)
 
 
 def weights(out_dir: Path) -> dict[str, torch.Tensor]:

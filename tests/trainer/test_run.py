@@ -12,41 +12,29 @@ import pytest
 import torch
 import zmq
 from safetensors.torch import load_file
+from training_run import short_run
 
 from shared.wire import TOPIC_EVENT, Event, decode_record
 from trainer.app import main
 from trainer.export import load_exported
 
+pytestmark = pytest.mark.usefixtures("own_runtime_dir")
 STEPS = 12
 
 
 def arguments(small_target: Path, out_dir: Path, *extra: str) -> list[str]:
-    """A short run whose queue mixes lengths, on a preset that only lacks its target."""
-    settings = {
-        "target.path": small_target,
-        "target.layer_ids": "[0, 1, 2]",
-        "data.path": small_target / "train.jsonl",
-        "data.num_held_out": 4,
-        "drafter.block_size": 4,
-        "train.steps": STEPS,
-        "train.batch_size": 4,
-        "train.num_anchors": 4,
-        "train.learning_rate": 0.003,
-        "queue.max_items": 4,
-        "queue.hs_min_ready": 3,
-        "queue.oldest_every": 3,
-        "checkpoint.every_steps": 4,
-        "evaluation.num_prompts": 2,
-        "evaluation.max_new_tokens": 12,
-        "telemetry.interval_s": 0.02,
-        "telemetry.linger_s": 0.1,
+    """A short run on a preset that only lacks its target."""
+    settings: dict[str, object] = {
+        "train__steps": STEPS,
+        "train__batch_size": 4,
+        "queue__max_items": 4,
+        "checkpoint__every_steps": 4,
+        "evaluation__num_prompts": 2,
+        "evaluation__max_new_tokens": 12,
+        "telemetry__interval_s": 0.02,
+        "telemetry__linger_s": 0.1,
     }
-    return [*(f"--set={key}={value}" for key, value in settings.items()), "--out", str(out_dir), *extra]
-
-
-@pytest.fixture(autouse=True)
-def _runtime_dir(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DFLASH_RUNTIME_DIR", str(short_path))
+    return short_run(small_target, out_dir, *extra, **settings)
 
 
 def weights(out_dir: Path) -> dict[str, torch.Tensor]:
