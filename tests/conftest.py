@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sidecar_process import Place
 
 if not Path("/dev/nvidiactl").exists():
     # Kernels are interpreted then, which Triton decides when it is first imported, and torch may do that at any time.
@@ -17,6 +18,14 @@ def short_path() -> Iterator[Path]:
     """A directory for sockets, whose paths may be no longer than 107 bytes: pytest's own would leave them no room."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="dflash-") as name:
         yield Path(name)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """An empty place; what was started there is killed in the end."""
+    place = Place(tmp_path)
+    yield place
+    place.close()
 
 
 @pytest.fixture

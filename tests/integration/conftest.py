@@ -1,19 +1,10 @@
-"""Where integration tests happen: a place of their own, and a W&B server for those that upload."""
+"""A W&B server for the integration tests that upload."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fake_wandb import FakeWandb
 from sidecar_process import Place
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty place; what was started there is killed in the end."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A run of two processes with several workers each, under one real sidecar."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ WORKERS = {
     "train__batch_size": 2,
     "devices__cpu_threads": 1,
 }
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A place of its own."""
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 @pytest.mark.slow
