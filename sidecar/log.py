@@ -77,8 +77,11 @@ class LogWriter(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand a line over; never blocks."""
+        """Hand a line over; never blocks. `logging` lets one thread in at a time."""
         try:
+            # A count without the line behind it would have to be followed by another count.
+            if self._num_dropped and MAX_WAITING_LINES - self._lines.qsize() < 2:  # noqa: PLR2004 - the count, the line
+                raise queue.Full  # noqa: TRY301 - as for a line alone
             self._tell_dropped()
             self._lines.put_nowait(self.format(record))
         except queue.Full:
